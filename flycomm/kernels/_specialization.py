@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One compiled form of a kernel: everything that is fixed when it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import flydsl.compiler as flyc
+
+from flycomm import targets
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """A kernel file's ``build`` applied to a world size, an element type and a geometry, never to a length.
+
+    ``build(world, dtype, blocks, threads)`` returns ``(launcher, placeholders)``: a ``@flyc.jit`` function, and
+    arguments that compile it without running it.
+    """
+
+    kernel: str  # "all_reduce_one_shot"
+    build: Callable[..., tuple[Any, tuple[Any, ...]]]
+    world: int  # ranks
+    dtype: str  # a name of dtypes.REDUCIBLE; "" where a kernel moves no data
+    blocks: int
+    threads: int  # a block
+
+    @property
+    def name(self) -> str:
+        """Unique among :data:`flycomm.kernels.SHIPPED`; used in file names and tables."""
+        return "_".join(filter(None, (self.kernel, self.dtype, f"w{self.world}", f"{self.blocks}x{self.threads}")))
+
+    def launcher(self) -> Any:
+        return _built(self)[0]
+
+    def placeholders(self) -> tuple[Any, ...]:
+        return _built(self)[1]
+
+
+@cache
+def _built(specialization: Specialization) -> tuple[Any, tuple[Any, ...]]:
+    s = specialization
+    return s.build(s.world, s.dtype, s.blocks, s.threads)
+
+
+_handles: dict[Specialization, Any] = {}
+
+
+def compiled(specialization: Specialization) -> Any:
+    """The launch handle of a specialization on the active target; compiles (or takes from FlyDSL's disk cache) once.
+
+    Calling the handle takes positional arguments as the kernel file documents them and costs microseconds.
+    """
+    handle = _handles.get(specialization)
+    if handle is None:
+        with targets.compile_lock:  # virtual ranks are threads: one compiles, the others find it done
+            targets.active()
+            handle = _handles.get(specialization)
+            if handle is None:
+                handle = flyc.compile(specialization.launcher(), *specialization.placeholders())
+                _handles[specialization] = handle
+    return handle

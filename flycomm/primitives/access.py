@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed global memory by address, with the order and the scope of every access in its name.
+
+Addresses are i64. Nothing here synchronises threads; nothing here may read peer-written memory through a read-only,
+invariant or scalar load, which is why every pointer is made from an integer at the access.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import llvm
+
+from flycomm.channel import FRAGMENT_BYTES
+from flycomm.primitives._override import overridable
+
+_RELAXED = fx.AtomicOrdering.Monotonic
+
+
+def pointer(address: Any, dtype: Any, alignment: int) -> Any:
+    """A global-memory pointer to ``dtype`` at the i64 ``address``, which the caller promises is so aligned (bytes)."""
+    return fx.inttoptr(fx.PointerType.get(dtype.ir_type, fx.AddressSpace.Global, alignment), address)
+
+
+def load_fragment(address: Any, dtype: Any) -> Any:
+    """16 bytes from a 16-byte aligned address, as a vector of ``dtype``. A plain load: order comes from elsewhere."""
+    count = FRAGMENT_BYTES * 8 // dtype.width
+    return fx.generic_load(pointer(address, dtype, FRAGMENT_BYTES), dtype=dtype, count=count)
+
+
+def store_fragment(address: Any, fragment: Any) -> None:
+    """Store a vector of 16 bytes to a 16-byte aligned address. A plain store: it may land late and in any order."""
+    fx.generic_store(pointer(address, fragment.dtype, FRAGMENT_BYTES), fragment)
+
+
+def load_element(address: Any, dtype: Any) -> Any:
+    """One element, plain."""
+    return fx.generic_load(pointer(address, dtype, dtype.width // 8), dtype=dtype)
+
+
+def store_element(address: Any, value: Any) -> None:
+    """One element, plain."""
+    fx.generic_store(pointer(address, value.dtype, value.dtype.width // 8), value)
+
+
+def load_relaxed(address: Any, dtype: Any = fx.Uint64) -> Any:
+    """An atomic load that orders nothing, at system scope: what polls use."""
+    return fx.generic_load(pointer(address, dtype, dtype.width // 8), dtype=dtype, memory_order=_RELAXED)
+
+
+def store_relaxed(address: Any, value: Any) -> None:
+    """An atomic store that orders nothing, at system scope."""
+    fx.generic_store(pointer(address, value.dtype, value.dtype.width // 8), value, memory_order=_RELAXED)
+
+
+@overridable
+def store_flag(address: Any, value: Any) -> None:
+    """An atomic store at system scope that no reader sees before the data it announces.
+
+    The data: the caller's own earlier stores, and the stores of every thread of the block that called
+    :func:`wait_own_stores` before a block barrier that the caller passed. Only stores to peer-mapped memory are
+    covered; to publish ordinary cached memory, call :func:`release` first.
+    """
+    fx.generic_store(
+        pointer(address, value.dtype, value.dtype.width // 8), value, memory_order=fx.AtomicOrdering.Release
+    )
+
+
+@overridable
+def wait_own_stores() -> None:
+    """Until this thread's earlier stores to peers can no longer be overtaken by a flag stored after a block barrier.
+
+    Every thread that stored calls it before that barrier: on AMD the count of stores in flight is kept per wave.
+    """
+    fx.memory_fence(ordering=fx.AtomicOrdering.Release)
+
+
+def release() -> None:
+    """Publish every earlier write of this thread at system scope, cached memory too."""
+    fx.memory_fence(ordering=fx.AtomicOrdering.Release)
+
+
+def acquire() -> None:
+    """Order this thread's later reads after its earlier relaxed loads, at system scope: once, after a poll succeeds."""
+    fx.memory_fence(ordering=fx.AtomicOrdering.Acquire)
+
+
+def clock() -> Any:
+    """Ticks (i64) of the device's steady clock, at ``Capabilities.clock_hz``; the same for every block of a device."""
+    return fx.Int64(llvm.call_intrinsic(fx.Int64.ir_type, "llvm.readsteadycounter", [], [], []))

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call of a channel by one block: its epoch, whether it may run, and what happens when it gives up."""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.channel import PHASES, REASONS, STATE_BYTES, staging_offset, state_offset
+from flycomm.epoch import next_epoch
+from flycomm.primitives.access import load_element, pointer, store_flag, store_relaxed
+from flycomm.primitives.peers import segment
+
+_POISON = 4  # offset in a block's state
+_CLAIM = 12  # offset in block 0's state: which block writes the record
+
+
+class Call:
+    """What :func:`begin` learnt, for the other primitives of the same call. Trace-time only: it is not a kernel value.
+
+    ``comm``, ``block``, ``tag`` as given; ``epoch`` (u32) of this call; ``live`` (bool): the channel is not poisoned;
+    ``ok`` (bool): ``live``, and after :func:`flycomm.primitives.barrier.wait` that no wait of this block failed.
+    """
+
+    def __init__(self, comm: Any, block: Any, tag: Any, previous: Any, poisoned: Any, failed: Any):
+        self.comm = comm
+        self.block = block
+        self.tag = tag
+        self.previous = previous
+        self.epoch = next_epoch(previous)
+        self.live = poisoned == fx.Uint32(0)
+        self.ok = self.live
+        self.failed = failed
+
+
+def staging(call: Call, source: Any) -> Any:
+    """Offset (i64) in a segment of the slot that rank ``source`` (i32) fills in this call."""
+    comm = call.comm
+    parity = fx.Int64(call.epoch & fx.Uint32(1))
+    return staging_offset(comm.blocks, comm.world, comm.capacity, parity, fx.Int64(source))
+
+
+@flyc.jit
+def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
+    """Enter a call of the channel ``comm``. Every thread of every block of the channel's grid calls it, once a call.
+
+    Reads the block's epoch and poison mark. Orders nothing; no data moves. ``tag`` (i32) travels with the signals and
+    is compared by the peers: a hash of what the ranks must agree on. ``shared`` is the kernel's own
+    ``fx.SharedAllocator`` (FlyDSL allows one a kernel); left out, one is made. Returns a :class:`Call`.
+
+    May be captured in a graph: the epoch lives in device memory. Between ``begin`` and the first use of what ``wait``
+    returns there must be one block barrier; :func:`~flycomm.primitives.barrier.arrive` contains it.
+    """
+    block = fx.Int32(fx.block_idx.x)
+    state = comm.state + fx.Int64(state_offset(block))
+    previous = load_element(state, fx.Uint32)
+    poisoned = load_element(state + fx.Int64(_POISON), fx.Uint32)
+    allocator = fx.SharedAllocator() if shared is None else shared
+    failed = allocator.allocate(fx.Array[fx.Int32, 1]).peek()
+    if fx.thread_idx.x == 0:
+        failed[0] = fx.Int32(0)
+    return Call(comm, block, fx.Uint32(tag), previous, poisoned, failed)
+
+
+@flyc.jit
+def finish(call: Any) -> None:
+    """Leave the call: thread 0 advances the block's epoch. Every thread calls it, after ``wait``.
+
+    The epoch advances by compare-and-swap; a failure means that two launches used this channel at the same time, and
+    poisons it. A call that failed does not advance.
+    """
+    if call.ok & (fx.thread_idx.x == 0):
+        address = call.comm.state + fx.Int64(state_offset(call.block))
+        old, swapped = fx.atomic_cas(pointer(address, fx.Uint32, 4), call.previous, call.epoch)
+        if swapped == fx.Boolean(False):
+            fail(call, "enter", call.comm.rank, call.previous, old, fx.Int32(REASONS.index("overlap")))
+
+
+@flyc.jit
+def fail(call: Any, phase: str, peer: Any, expected: Any, seen: Any, reason: Any) -> None:
+    """Give up: write the record if no block has, poison every block of the channel, tell every peer to stop waiting.
+
+    Called by the one thread that saw the fault; ``phase`` is a compile-time name from ``channel.PHASES``, ``peer``
+    (i32), ``expected`` and ``seen`` (u32), ``reason`` (i32) an index of ``channel.REASONS``. Nothing else is written
+    to a peer after a fault.
+    """
+    comm = call.comm
+    failed = call.failed
+    _, first = fx.atomic_cas(pointer(comm.state + fx.Int64(_CLAIM), fx.Uint32, 4), fx.Uint32(0), fx.Uint32(1))
+    if first:
+        values = (call.block, PHASES.index(phase), peer, expected, seen, reason)
+        for word in fx.range_constexpr(len(values)):
+            store_relaxed(comm.record + fx.Int64(4 * (word + 1)), fx.Uint32(values[word]))
+        fx.memory_fence(ordering=fx.AtomicOrdering.Release)
+        store_flag(comm.record, fx.Uint32(1))
+    for block in fx.range_constexpr(comm.blocks):
+        store_relaxed(comm.state + fx.Int64(block * STATE_BYTES + _POISON), fx.Uint32(1))
+    for j in fx.range_constexpr(1, comm.world):
+        store_relaxed(segment(comm, j), fx.Uint64(1))
+    failed[0] = fx.Int32(1)

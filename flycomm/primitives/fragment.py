@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fragments: 16 bytes that one thread holds, pushed to every peer and summed in rank order.
+
+The one-shot exchange with flags, in pieces, for kernels that do something else between them::
+
+    call = fc.begin(comm)
+    fc.post(call, partial, slot)      # as many slots as the channel's capacity holds
+    fc.arrive(call)
+    weights = load_next_weights()     # hides the link
+    fc.wait(call)
+    total = fc.take(call, partial, slot)
+    fc.finish(call)
+
+The torch op is a loop over these same functions, so both give the same bits.
+"""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.channel import FRAGMENT_BYTES
+from flycomm.primitives.access import load_fragment, store_fragment
+from flycomm.primitives.barrier import arrive, wait
+from flycomm.primitives.call import Call, staging
+from flycomm.primitives.peers import segment
+from flycomm.primitives.reduce import sum_in_rank_order
+
+
+@flyc.jit
+def post(call: Call, fragment: Any, slot: Any) -> None:
+    """Push ``fragment`` (a vector of 16 bytes: f32×4, f16×8 or bf16×8) to slot ``slot`` (i32) of every peer.
+
+    Called by one thread of the block, between ``begin`` and ``arrive``; at most once a slot and call; the map from
+    slot to block is the same on all ranks. ``slot`` < ``comm.capacity / 16``. Publishes nothing by itself, waits for
+    nothing, writes nothing if the channel is poisoned.
+    """
+    if call.live:
+        offset = staging(call, call.comm.rank) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+        for j in fx.range_constexpr(1, call.comm.world):
+            store_fragment(segment(call.comm, j) + offset, fragment)
+
+
+def take(call: Call, fragment: Any, slot: Any) -> Any:
+    """The sum over all ranks of what they posted to ``slot``, in rank order, as an f32 vector.
+
+    Called by any thread of the block after ``wait``. ``fragment`` is this rank's own term (what it posted): it is
+    added at its rank's place and never read back from staging. NaN in every element if the call failed.
+    """
+    comm = call.comm
+    offset = fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+    terms = []
+    for source in range(comm.world):
+        mine = comm.rank == fx.Int32(source)
+        if comm.world == 1:
+            terms.append(fragment)
+        else:
+            staged = load_fragment(segment(comm, 0) + staging(call, fx.Int32(source)) + offset, fragment.dtype)
+            terms.append(mine.select(fragment, staged))
+    total = sum_in_rank_order(terms)
+    return call.ok.select(total, fx.Vector.filled(total.numel, float("nan"), fx.Float32))
+
+
+def all_reduce_fragment(call: Call, fragment: Any, slot: Any) -> Any:
+    """``post``, ``arrive``, ``wait``, ``take``: the sum of ``fragment`` over all ranks, one slot a thread.
+
+    Every thread of the block calls it, once a call, each with a slot of its own.
+    """
+    post(call, fragment, slot)
+    arrive(call)
+    wait(call)
+    return take(call, fragment, slot)
