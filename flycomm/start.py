@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flycomm.init``: from a group of ranks to a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flycomm import env, targets
+from flycomm.communicator import Communicator
+from flycomm.world import World
+
+DEFAULT_MAX_BYTES = 64 << 20
+
+
+def init(
+    group: Any = None,
+    *,
+    cpu_group: Any = None,
+    device: Any = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    timeout: float | None = None,
+    fallback: str = "group",
+    world: World | None = None,
+    target: str | None = None,
+    name: str | None = None,
+    channels: int = 1,
+    kernel_channels: Mapping[str, tuple[int, int]] | None = None,
+    debug: bool | None = None,
+) -> Communicator:
+    """Make a communicator over a group of ranks. Collective: every rank of the group calls it with the same options.
+
+    ``group``: a ``torch.distributed`` process group of any backend (default: the default group under torchrun, the
+    world communicator under mpirun, one rank otherwise). ``cpu_group``: a gloo group of the same ranks for the exchange
+    of handles. ``device``: ordinal or ``torch.device`` (default: torch's current one). ``world`` replaces all three, for
+    virtual ranks (:meth:`World.local`) or MPI.
+
+    ``max_bytes``: peer-mapped memory to allocate, and the largest message. ``timeout``: seconds that a wait inside a
+    kernel may last (default ``FLYCOMM_TIMEOUT``; 0 waits for ever). ``fallback``: what a call does that flycomm cannot:
+    ``"group"`` uses the group's own backend and logs why once, ``"error"`` raises, ``"none"`` returns None.
+    ``target``: "rocm", "cuda" or "host" (default ``FLYCOMM_TARGET``, else the first that can run). ``name``: of the
+    communicator in ``torch.ops.flycomm`` (default: the group's own name). ``channels``: how many streams may use it at
+    the same time. ``kernel_channels``: name → (blocks, bytes a slot set), for kernels of your own that call
+    :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks first (default ``FLYCOMM_DEBUG``).
+
+    Raises :class:`~flycomm.errors.TargetError` when the target cannot run,
+    :class:`~flycomm.errors.PeerAccessError` on all ranks when one cannot map a peer (unless it may fall back),
+    :class:`~flycomm.errors.DisagreementError` when ranks pass different options and
+    :class:`~flycomm.errors.UsageError` for options that make no sense.
+    """
+    chosen = targets.pick(target)
+    targets.activate(chosen)
+    if world is None:
+        world = World.from_group(group, cpu_group, device) if group is not None else World.auto(device)
+    group = getattr(world, "group", group)
+    if not getattr(world, "local", False):
+        chosen.runtime.set_device(world.device)
+    return Communicator(
+        world,
+        chosen,
+        name=name or _name(world, group),
+        group=group,
+        max_bytes=max_bytes,
+        timeout=env.TIMEOUT.get() if timeout is None else timeout,
+        fall_back=fallback,
+        channels=channels,
+        kernel_channels=dict(kernel_channels or {}),
+        debug=env.DEBUG.get() if debug is None else debug,
+    )
+
+
+def _name(world: World, group: Any) -> str:
+    base = getattr(group, "group_name", None) or "flycomm"
+    return f"{base}:{world.rank}" if world.local else str(base)

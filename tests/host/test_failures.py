@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens when a rank does not come, or calls something else: a report, never a hang, and a way back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from flycomm import dispatch
+from flycomm.errors import CommTimeout, DisagreementError
+from tests.ranks import rank_order_sum, run, same_bits, sample
+
+
+def _give_up(comm, missing, call):
+    """Everyone but rank ``missing`` calls; returns the record that ``check`` then reports."""
+    started = time.monotonic()
+    if comm.rank != missing:
+        call()
+        comm._synchronize()
+    took = time.monotonic() - started
+    comm._world.barrier()
+    if comm.rank == missing:
+        return None
+    with pytest.raises(CommTimeout) as caught:
+        comm.check()
+    with pytest.raises(CommTimeout):
+        comm.barrier()
+    assert took < 5.0
+    return caught.value.record
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_missing_peer_ends_in_a_timeout_and_recover_helps(world):
+    def body(comm):
+        x = sample(comm, (700,), torch.float32, 0)
+        comm.all_reduce(x)
+        results = []
+        record = _give_up(comm, 1, lambda: results.append(comm.all_reduce(x)))
+        if record is not None:
+            assert results[0].isnan().all(), "a failed call must not look like a result"
+            assert record.rank == comm.rank and record.phase == "signal" and record.block == 0
+            assert record.reason in ("timeout", "abort") and record.expected == 2
+            if record.reason == "timeout":
+                assert record.peer == 1 and record.seen == 1
+        comm.recover()
+        for seed in range(3):
+            want = rank_order_sum(comm, (700,), torch.float32, seed)
+            assert same_bits(comm.all_reduce(sample(comm, (700,), torch.float32, seed)), want)
+        return record
+
+    records = [record for record in run(world, body, timeout=0.3) if record]
+    assert any(record.reason == "timeout" for record in records)
+
+
+def test_later_launches_of_a_poisoned_channel_return_at_once():
+    def body(comm):
+        x = sample(comm, (64,), torch.float32, 0)
+        if comm.rank == 0:
+            comm.all_reduce(x)
+            comm._synchronize()
+            plan = dispatch.select("all_reduce", "sum", comm.target, 2, *comm._size_and_limits(x))
+            started = time.monotonic()
+            for _ in range(50):  # as a graph with 50 nodes would: nobody checks in between
+                comm._launch_all_reduce(plan, x, torch.empty_like(x), 0)
+            comm._synchronize()
+            assert time.monotonic() - started < 5.0, "50 launches must not wait 50 limits"
+        comm._world.barrier()
+        comm.recover()
+
+    run(2, body, timeout=0.5)
+
+
+def test_a_missing_peer_in_a_barrier_and_in_a_wait():
+    def body(comm):
+        record = _give_up(comm, 1, comm.barrier)
+        assert record is None or record.phase == "barrier"
+        comm.recover()
+        record = _give_up(comm, 1, lambda: comm.wait_signal(1, 5))
+        assert record is None or (record.phase, record.peer, record.expected) == ("wait_signal", 1, 1)
+        comm.recover()
+        comm.barrier()
+
+    run(2, body, timeout=0.3)
+
+
+def test_different_counts_are_reported_by_tag():
+    def body(comm):
+        comm.all_reduce(sample(comm, (100 + comm.rank,), torch.float32, 0))
+        comm._synchronize()
+        comm._world.barrier()
+        with pytest.raises(CommTimeout) as caught:
+            comm.check()
+        return caught.value.record.reason
+
+    assert "mismatch" in run(2, body, timeout=2.0)
+
+
+def test_debug_mode_names_both_sides():
+    def body(comm):
+        with pytest.raises(
+            DisagreementError,
+            match=r"rank 0 calls.*\[100\].*rank 1 calls.*\[101\]|rank 1 calls.*\[101\].*rank 0 calls.*\[100\]",
+        ):
+            comm.all_reduce(sample(comm, (100 + comm.rank,), torch.float32, 0))
+        with pytest.raises(DisagreementError, match=r"float32.*float16|float16.*float32"):
+            comm.all_reduce(torch.zeros(8, dtype=torch.float32 if comm.rank else torch.float16, device=comm.device))
+        want = rank_order_sum(comm, (9,), torch.float32, 2)
+        assert same_bits(comm.all_reduce(sample(comm, (9,), torch.float32, 2)), want)
+
+    run(2, body, debug=True)
