@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# The same commands for people and for CI. All of them work in a fresh clone: .venv is made when it is needed.
+
+# Python 3.11 or 3.12: flydsl has wheels for these. One that imports torch shares it with .venv.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+# Asked of pip only where no torch is installed. This is the CPU build where pip's index has one; elsewhere say
+# TORCH="torch==2.13.0 --index-url …" with torch's own CPU or ROCm index.
+TORCH ?= torch==2.13.0
+# pytest's worker processes, and what it looks at
+WORKERS ?= 2
+TESTS ?= tests
+BENCH ?= all_reduce
+
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+QUICK := not full and not gpu and not rocm
+
+.PHONY: help install demo test test-full gpu-test lint format bench docs clean
+.DEFAULT_GOAL := install
+
+install: $(INSTALLED)  ## make .venv with flycomm in it
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+$(INSTALLED): pyproject.toml tools/setup_venv.py $(wildcard csrc_shim/*)
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or 3.12 found: install one, or set PYTHON" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make: flycomm needs Python 3.11 or later: set PYTHON")'
+	@$(PYTHON) tools/setup_venv.py --torch "$(TORCH)" --extras bench dev mpi
+	@touch $@
+
+demo: $(INSTALLED)  ## two ranks on the best target found: a checked all-reduce and a latency table
+	$(PY) examples/01_all_reduce.py
+	$(PY) -m flycomm bench all_reduce --world 2 --bytes 2KiB,8KiB,32KiB,128KiB
+
+test: $(INSTALLED)  ## the quick set, on the host target (10 minutes at most on two cores)
+	$(PY) -m pytest -m "$(QUICK)" -n $(WORKERS) $(TESTS)
+
+test-full: $(INSTALLED)  ## all that needs no GPU
+	$(PY) -m pytest -m "not gpu and not rocm" -n $(WORKERS) $(TESTS)
+
+gpu-test: $(INSTALLED)  ## the GPU tests, and the host tests on the GPU
+	env -u FLYCOMM_TARGET $(PY) -m pytest --target auto -p no:xdist $(wildcard tests/gpu) tests/host
+
+lint: $(INSTALLED)  ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(INSTALLED)  ## let ruff rewrite what lint would refuse
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(INSTALLED)  ## measure: make bench BENCH="all_reduce --world 4 --dtype bf16"
+	$(PY) -m flycomm bench $(BENCH)
+
+docs: .venv/.docs  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+.venv/.docs: $(INSTALLED)
+	@$(PY) tools/setup_venv.py --extras docs
+	@touch $@
+
+clean:  ## back to a fresh clone, .venv included
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis flycomm/libflycomm_shim.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
