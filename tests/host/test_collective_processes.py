@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives between real processes, under torchrun (the group's backend is the reference) and mpirun."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.launch import bare_ranks, mpirun, no_mpi, torchrun
+
+PROGRAM = Path(__file__).with_name("collective_ranks.py")
+mpi = [pytest.mark.mpi, pytest.mark.skipif(bool(no_mpi()), reason=no_mpi() or "MPI is there")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "case", "ranks"),
+    [
+        (torchrun, "against_group", 2),
+        (torchrun, "against_group", 4),
+        (torchrun, "subgroups", 4),
+        pytest.param(mpirun, "mpi", 2, marks=mpi),
+        pytest.param(mpirun, "mpi", 4, marks=mpi),
+    ],
+)
+def test_collectives_between_processes(launcher, case, ranks):
+    run = launcher(PROGRAM, ranks, case)
+    assert run.returncode == 0, run.stdout + run.stderr
+    said = sorted(line for line in run.stdout.splitlines() if line.endswith("ok"))
+    assert said == [f"rank {rank}: ok" for rank in range(ranks)]
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others_and_leaves_no_memory():
+    before = _names()
+    run = bare_ranks(PROGRAM, 3, "killed")
+    assert "rank 0: ok" in run.stdout and "rank 2: ok" in run.stdout, run.stdout + run.stderr
+    assert _names() <= before
+
+
+def _names() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "flycomm" in name}

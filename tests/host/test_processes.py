@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds and memory between real processes, under torchrun and mpirun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch import launch, mpirun, no_mpi, torchrun
+
+PROGRAM = Path(__file__).with_name("world_ranks.py")
+mpi = [pytest.mark.mpi, pytest.mark.skipif(bool(no_mpi()), reason=no_mpi() or "MPI is there")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "program", "case", "ranks"),
+    [
+        (torchrun, PROGRAM, "torch_groups", 2),
+        (torchrun, PROGRAM, "torch_groups", 4),
+        (torchrun, "tests.host.world_ranks", "torch_auto", 2),
+        (torchrun, PROGRAM, "torch_gone", 3),
+        pytest.param(mpirun, PROGRAM, "mpi_worlds", 2, marks=mpi),
+        pytest.param(mpirun, "tests.host.world_ranks", "mpi_worlds", 4, marks=mpi),
+    ],
+)
+def test_worlds_between_processes(launcher: Callable, program: str | Path, case: str, ranks: int):
+    run = launcher(program, ranks, case)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert sorted(line for line in run.stdout.splitlines() if line.endswith("ok")) == [
+        f"rank {rank}: ok" for rank in range(ranks)
+    ]
+
+
+def test_a_launch_that_outlasts_its_limit_leaves_no_process():
+    """Launchers start ranks in sessions of their own, so it is not enough to kill the launcher's group."""
+    rank = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(300)"
+    launcher = f"""
+import subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "-c", {rank!r}], start_new_session=True) for _ in range(2)]
+print("launched", flush=True)
+ranks[0].wait()
+"""
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        launch([sys.executable, "-c", launcher], timeout=5)
+    pids = [int(line.split()[1]) for line in caught.value.output.splitlines() if line.startswith("pid")]
+    assert "launched" in caught.value.output
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(map(_runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_runs, pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
