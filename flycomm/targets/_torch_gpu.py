@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime of the GPU targets: torch's own ``torch.cuda``, which is HIP in a ROCm build of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flycomm.targets.base import Runtime
+
+
+class TorchGpuRuntime(Runtime):
+    """Devices and streams as torch counts them, so that a user's ``torch.cuda.stream(...)`` blocks are respected."""
+
+    torch_device_type = "cuda"
+
+    def device_count(self) -> int:
+        return torch.cuda.device_count()
+
+    def current_device(self) -> int:
+        return torch.cuda.current_device()
+
+    def set_device(self, device: int) -> None:
+        torch.cuda.set_device(device)
+
+    def current_stream(self, device: int) -> int:
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def is_capturing(self, device: int) -> bool:
+        with torch.cuda.device(device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def synchronize(self, device: int) -> None:
+        torch.cuda.synchronize(device)
+
+    def handle(self, stream: Any) -> int:
+        return stream.cuda_stream
+
+    def order(self, earlier: int | None, stream: Any, device: int) -> None:
+        if earlier is None:
+            return
+        before = torch.cuda.ExternalStream(earlier, device=device) if earlier else torch.cuda.default_stream(device)
+        stream.wait_event(before.record_event())

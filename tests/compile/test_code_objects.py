@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped kernel is a loadable AMD code object, and the manifest says how to launch it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+import pytest
+from build import build, build_launcher, cases, needs_linker
+from flydsl._mlir.dialects import llvm
+
+from flycomm import __main__ as commands
+from flycomm import compile as ahead
+from flycomm.compile import ARCHES, _elf
+from flycomm.errors import UsageError
+from flycomm.kernels import SHIPPED, Specialization
+from flycomm.kernels._launch import null_pointer
+
+pytestmark = needs_linker
+
+
+@pytest.mark.parametrize(("specialization", "arch"), cases())
+def test_code_object(specialization: Specialization, arch: str):
+    built = build(specialization, arch)
+    code, kernel = built.code, built.launch.kernel
+
+    assert built.data[:4] == b"\x7fELF"
+    assert code.machine == _elf.EM_AMDGPU == 224
+    assert (code.os_abi, code.abi_version) == (_elf.OSABI_HSA, _elf.ABI_V6)
+    assert code.file_type == _elf.ET_DYN
+    assert code.arch == arch
+
+    descriptor, entry = code.symbols[f"{kernel}.kd"], code.symbols[kernel]
+    assert descriptor.num_bytes == _elf.DESCRIPTOR_BYTES
+    assert entry.num_bytes > 0
+    assert code.entries[kernel] == entry.address  # the descriptor leads to the code
+    assert entry.address % 256 == 0
+
+    assert built.metadata[".symbol"] == f"{kernel}.kd"
+    assert built.metadata[".private_segment_fixed_size"] == 0, "scratch memory"
+    assert built.metadata[".vgpr_spill_count"] == built.metadata[".sgpr_spill_count"] == 0
+    assert not built.metadata[".uses_dynamic_stack"]
+
+
+@pytest.mark.parametrize(("specialization", "arch"), cases())
+def test_arguments_are_the_launchers(specialization: Specialization, arch: str):
+    built = build(specialization, arch)
+    s = specialization
+    assert built.launch.block == (s.threads, 1, 1)
+    assert built.launch.grid == (s.blocks, 1, 1)
+    assert built.metadata[".reqd_workgroup_size"] == [s.threads, 1, 1]
+    assert not [one for one in built.arguments if one["value_kind"].startswith("hidden")]
+
+    peers = ["rank", "limit", "capacity", "state", "record", *(f"segment{j}" for j in range(s.world))]
+    names = [argument["name"] for argument in built.arguments]
+    assert names[: len(peers)] == [f"comm.{name}" for name in peers]
+    assert None not in names
+    end = 0
+    sizes = {"i32": 4, "f32": 4, "i64": 8, "ptr": 8, "ptr<1>": 8}
+    for argument in built.arguments:
+        assert argument["size"] == sizes[argument["type"]]
+        assert argument["offset"] == -(-end // argument["size"]) * argument["size"]  # naturally aligned, in order
+        end = argument["offset"] + argument["size"]
+    assert built.metadata[".kernarg_segment_size"] == end
+
+
+def _specialization(kernel: str, world: int) -> Specialization:
+    return next(one for one in SHIPPED if one.kernel == kernel and one.world == world)
+
+
+def test_manifest(tmp_path: Path):
+    chosen = [_specialization("barrier", 2), _specialization("all_reduce_one_shot", 3)]
+    seen = []
+    report = ahead.compile_code_objects(chosen, ARCHES, tmp_path / "new", lambda *done: seen.append(done))
+    assert report.failures == []
+    assert seen == [(one.name, arch) for arch in ARCHES for one in chosen]
+
+    manifest = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert manifest == {"kernels": report.kernels}
+    assert [(one["name"], one["arch"]) for one in manifest["kernels"]] == seen
+    for entry in manifest["kernels"]:
+        assert list(entry) == [
+            "name", "kernel", "file", "arch", "args", "grid", "block", "vgprs", "sgprs", "lds", "scratch", "code_bytes",
+            "flydsl",
+        ]  # fmt: skip
+        code = _elf.parse((tmp_path / "new" / entry["file"]).read_bytes())
+        assert code.arch == entry["arch"]
+        assert code.symbols[entry["kernel"]].num_bytes == entry["code_bytes"] > 0
+        assert entry["scratch"] == 0
+        assert 0 < entry["vgprs"] <= 256
+        assert 0 < entry["sgprs"] <= 106
+        assert {frozenset(one) for one in entry["args"]} == {
+            frozenset({"name", "offset", "size", "type", "value_kind"})
+        }
+    assert len({entry["file"] for entry in manifest["kernels"]}) == len(manifest["kernels"])
+
+
+class Toy:
+    """A specialization whose kernel stores a number, or holds an instruction that no assembler knows."""
+
+    def __init__(self, name: str, broken: bool):
+        self.name = name
+        self._broken = broken
+
+    def launcher(self) -> Any:
+        broken = self._broken
+
+        @flyc.kernel(known_block_size=[64, 1, 1])
+        def toy(out: fx.Pointer, number: fx.Int32):
+            fx.generic_store(out, number + fx.Int32(1))
+            if fx.const_expr(broken):
+                llvm.inline_asm(None, [], "no_such_instruction", "", has_side_effects=True)
+
+        @flyc.jit
+        def launch(out: fx.Pointer, count: fx.Int32, blocks: fx.Int32, stream: fx.Stream):
+            toy(out, count + fx.Int32(1)).launch(grid=(blocks, 2, 1), block=(64,), stream=stream)
+
+        return launch
+
+    def placeholders(self) -> tuple[Any, ...]:
+        return null_pointer(fx.Int32, 4), 0, 0, fx.Stream(None)
+
+
+def test_what_the_launcher_computes_has_no_name_and_no_number():
+    toy = Toy("toy", broken=False)
+    built = build_launcher(toy.launcher(), toy.placeholders(), "gfx950")
+    assert [one["name"] for one in built.arguments] == ["out", None]
+    assert built.launch.grid == (None, 2, 1)
+
+
+def test_a_kernel_that_does_not_compile_is_reported_and_left_out(tmp_path: Path):
+    report = ahead.compile_code_objects([Toy("bad/1", True), Toy("good/2", False)], ["gfx942"], tmp_path)
+    assert [(one.name, one.arch) for one in report.failures] == [("bad/1", "gfx942")]
+    assert report.failures[0].reason
+    (entry,) = report.kernels
+    assert (entry["name"], entry["file"]) == ("good/2", "good_2.gfx942.co")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good_2.gfx942.co", "manifest.json"]
+
+
+@pytest.mark.parametrize("arches", [[], ["gfx942", "sm_90"], ["gfx950 "], ["gfx90a"]])
+def test_unknown_arch_is_refused_before_anything_is_written(arches: list[str], tmp_path: Path):
+    with pytest.raises(UsageError, match="gfx942 or gfx950"):
+        ahead.compile_code_objects([Toy("toy", False)], arches, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["compile", "--arch", "gfx942,gfx950", "--out", str(tmp_path), "--kernel", "barrier_w2_*"]
+    assert commands.main(words) == 0
+    plain = capsys.readouterr().out
+    assert plain.count("barrier_w2_") == 2
+    assert commands.main([*words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "manifest.json").read_text())
+    assert [one["arch"] for one in printed["kernels"]] == ["gfx942", "gfx950"]
+
+
+def test_command_fails_with_a_code_and_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    assert commands.main(["compile", "--arch", "gfx950", "--out", str(tmp_path), "--kernel", "nothing*"]) == 2
+    assert "no kernel is named like 'nothing*'" in capsys.readouterr().err
+    monkeypatch.setattr(ahead, "shipped", lambda pattern: [Toy("bad", True)])
+    assert commands.main(["compile", "--arch", "gfx950", "--out", str(tmp_path)]) == 1
+    assert "bad for gfx950 failed: " in capsys.readouterr().err

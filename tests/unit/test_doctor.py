@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m flycomm doctor``: the whole report, whatever is missing or broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flycomm import __main__ as commands
+from flycomm import __version__, doctor, env, targets
+from flycomm.errors import TargetError
+from flycomm.targets.base import Availability, Capabilities
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTIONS = {"versions", "targets", "peer_access", "shared_memory", "amd_linker", "mpi", "environment", "channels"}
+
+
+class _Runtime:
+    def device_count(self) -> int:
+        return 2
+
+
+class _Target:
+    """A target that is there (two devices), or for which something is missing."""
+
+    runtime = _Runtime()
+
+    def __init__(self, reason: str = ""):
+        self._reason = reason
+
+    def availability(self) -> Availability:
+        return Availability(not self._reason, self._reason or "2 devices")
+
+    def capabilities(self, device: int) -> Capabilities:
+        return Capabilities(f"Device [{device}]", "gfx950", 64, 256, 288 << 30, 100_000_000, graphs=True)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say which targets the machine has: ``machine(rocm=…, cuda=…, host=…)``, each a target or an exception."""
+
+    def arrange(**found: Any) -> None:
+        def get(name: str) -> Any:
+            if isinstance(found[name], Exception):
+                raise found[name]
+            return found[name]
+
+        monkeypatch.setattr(targets, "get", get)
+        monkeypatch.setattr(doctor, "_peer_access", lambda found: [[True, False], [True, True]])
+
+    return arrange
+
+
+def test_json_has_every_section(capsys: pytest.CaptureFixture[str]):
+    commands.main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == SECTIONS
+    assert report["versions"]["flycomm"] == __version__
+    assert [one["name"] for one in report["targets"]] == list(targets.NAMES)
+    assert all(one["reason"] for one in report["targets"])
+    assert [one["name"] for one in report["environment"]] == [variable.name for variable in env.ALL]
+
+
+def test_tables_show_devices_peers_and_channels(machine: Any, capsys: pytest.CaptureFixture[str]):
+    machine(rocm=_Target(), cuda=_Target("no driver"), host=_Target())
+    assert commands.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "Device [1]",
+        "gfx950",
+        "288 GiB",
+        "100 MHz",
+        "no driver",
+        "Peer access",
+        "FLYCOMM_TIMEOUT",
+        "64 MiB",
+    ):
+        assert words in shown
+
+
+def test_no_usable_target_is_the_exit_code(machine: Any, capsys: pytest.CaptureFixture[str]):
+    machine(rocm=_Target("no HIP"), cuda=ImportError("no cuda.py"), host=TargetError("no library"))
+    assert commands.main(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    for words in ("no HIP", "ImportError: no cuda.py", "TargetError: no library"):
+        assert words in shown
+
+
+def test_what_is_broken_is_said_in_its_section(
+    machine: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*unused: Any) -> Any:
+        raise RuntimeError("driver and library do not match")
+
+    machine(rocm=_Target("no HIP"), cuda=_Target("no driver"), host=_Target())
+    for section in ("_versions", "_peer_access", "_shared_memory", "_amd_linker", "_mpi", "_channels"):
+        monkeypatch.setattr(doctor, section, broken)
+    monkeypatch.setenv(env.TIMEOUT.name, "soon")
+    assert commands.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("RuntimeError: driver and library do not match") == 6
+    assert "FLYCOMM_TIMEOUT='soon' is not understood" in shown
+
+
+def test_variables_in_force(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(env.TIMEOUT.name, "2.5")
+    monkeypatch.delenv(env.DEBUG.name, raising=False)
+    found = {one["name"]: (one["set"], one["value"]) for one in doctor.collect()["environment"]}
+    assert found[env.TIMEOUT.name] == (True, 2.5)
+    assert found[env.DEBUG.name] == (False, False)
+
+
+def test_works_without_rich_and_without_a_terminal():
+    code = "import sys; sys.modules['rich'] = None; from flycomm.__main__ import main; sys.exit(main(['doctor']))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode in (0, 1), run.stderr
+    assert run.stdout.startswith("Versions\n")
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("doctor", "compile", "bench"))
+    with pytest.raises(SystemExit) as ended:
+        commands.main([])
+    assert ended.value.code == 2
