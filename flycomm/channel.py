@@ -10,8 +10,9 @@ A rank's *segment* of a channel is peer-mapped memory (PROTOCOLS, "Words")::
     SIGNALS           blocks × MAX_WORLD signal words of 8 bytes: low half the epoch, high half the call's tag
     staging_base()    2 parities × world slots of `capacity` bytes, slot s written by rank s
 
-A rank's *state* of a channel is ordinary device memory that no peer sees: 16 bytes a block
-(epoch, poisoned, dirty length, spare; block 0's spare word: whether a block has claimed the record). Its *record* is memory that the host reads while kernels run.
+A rank's *state* of a channel is ordinary device memory that no peer sees: 16 bytes a block (epoch, poisoned, dirty
+length, spare; in block 0 the spare word says that a block has claimed the record). Its *record* is memory that the
+host reads while kernels run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``Communicator``: what a user holds. Collective to make and to close; its calls are made by all ranks in one order."""
+"""``Communicator``: what a user holds. Collective to make and to close; all ranks make its calls in one order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-import flycomm
-from flycomm import dispatch, fallback, kernels, targets
+from flycomm import __version__, dispatch, fallback, kernels, targets
 from flycomm.channel import USER_CHANNELS
-from flycomm.channels import Channels, Key, plan_layout
+from flycomm.channels import Channels
 from flycomm.dtypes import REDUCIBLE
 from flycomm.errors import (
     ClosedError,
@@ -29,6 +28,7 @@ from flycomm.errors import (
     UsageError,
 )
 from flycomm.geometry import geometry, size_class
+from flycomm.layout import Key, plan_layout
 from flycomm.ops import registry
 from flycomm.validate import check_options, check_out, usable
 from flycomm.views import tensor_at
@@ -54,6 +54,7 @@ class Communicator:
         world: World,
         target: targets.Target,
         *,
+        owns_world: bool,
         name: str,
         group: Any,
         max_bytes: int,
@@ -70,6 +71,7 @@ class Communicator:
         self.group_name = name
         self.max_bytes = max_bytes
         self._world = world
+        self._owns_world = owns_world
         self._target = target
         self._group = group
         self._fall_back_to = fall_back
@@ -83,7 +85,7 @@ class Communicator:
         capabilities = target.capabilities(world.device)
         device_type = target.runtime.torch_device_type
         self.device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, world.device)
-        options = [flycomm.__version__, target.name, max_bytes, timeout, fall_back, channels, kernel_channels]
+        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, kernel_channels]
         world.agree(json.dumps(options).encode(), "options of flycomm.init")
         world.agree(dispatch.table_hash(target.name), "dispatch table")
         layout = plan_layout(target.name, world.size, max_bytes, channels, capabilities.graphs, kernel_channels)
@@ -241,6 +243,8 @@ class Communicator:
         if self._channels is not None:
             self._channels.close()
             self._channels = None
+        if self._owns_world:
+            self._world.close()
 
     def __enter__(self) -> Communicator:
         return self
@@ -411,9 +415,9 @@ class Communicator:
         room = capabilities.compute_units * max(1, _RESIDENT_THREADS // grid.threads)
         if capabilities.graphs and wanted > room:
             raise ResidencyError(
-                f"{ranks} rank(s) on one device with {lanes} lane(s) of up to {grid.blocks} waiting blocks are {wanted} "
-                f"blocks, over the {room} that this device keeps resident; use fewer channels, a smaller max_bytes or "
-                "fewer virtual ranks"
+                f"{ranks} rank(s) on one device with {lanes} lane(s) of up to {grid.blocks} waiting blocks are "
+                f"{wanted} blocks, over the {room} that this device keeps resident; use fewer channels, a smaller "
+                "max_bytes or fewer virtual ranks"
             )
 
 

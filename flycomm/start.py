@@ -31,17 +31,18 @@ def init(
     """Make a communicator over a group of ranks. Collective: every rank of the group calls it with the same options.
 
     ``group``: a ``torch.distributed`` process group of any backend (default: the default group under torchrun, the
-    world communicator under mpirun, one rank otherwise). ``cpu_group``: a gloo group of the same ranks for the exchange
-    of handles. ``device``: ordinal or ``torch.device`` (default: torch's current one). ``world`` replaces all three, for
-    virtual ranks (:meth:`World.local`) or MPI.
+    world communicator under mpirun, one rank otherwise). ``cpu_group``: a gloo group of the same ranks for the
+    exchange of handles. ``device``: ordinal or ``torch.device`` (default: by local rank). ``world`` replaces all
+    three, for virtual ranks (:meth:`World.local`) or MPI.
 
     ``max_bytes``: peer-mapped memory to allocate, and the largest message. ``timeout``: seconds that a wait inside a
-    kernel may last (default ``FLYCOMM_TIMEOUT``; 0 waits for ever). ``fallback``: what a call does that flycomm cannot:
-    ``"group"`` uses the group's own backend and logs why once, ``"error"`` raises, ``"none"`` returns None.
+    kernel may last (default ``FLYCOMM_TIMEOUT``; 0 waits for ever). ``fallback``: what a call does that flycomm
+    cannot: ``"group"`` uses the group's own backend and logs why once, ``"error"`` raises, ``"none"`` returns None.
     ``target``: "rocm", "cuda" or "host" (default ``FLYCOMM_TARGET``, else the first that can run). ``name``: of the
-    communicator in ``torch.ops.flycomm`` (default: the group's own name). ``channels``: how many streams may use it at
-    the same time. ``kernel_channels``: name → (blocks, bytes a slot set), for kernels of your own that call
-    :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks first (default ``FLYCOMM_DEBUG``).
+    communicator in ``torch.ops.flycomm`` (default: the group's own name). ``channels``: how many streams may use it
+    at the same time. ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
+    :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks
+    first (default ``FLYCOMM_DEBUG``).
 
     Raises :class:`~flycomm.errors.TargetError` when the target cannot run,
     :class:`~flycomm.errors.PeerAccessError` on all ranks when one cannot map a peer (unless it may fall back),
@@ -50,6 +51,7 @@ def init(
     """
     chosen = targets.pick(target)
     targets.activate(chosen)
+    owns_world = world is None
     if world is None:
         world = World.from_group(group, cpu_group, device) if group is not None else World.auto(device)
     group = getattr(world, "group", group)
@@ -58,6 +60,7 @@ def init(
     return Communicator(
         world,
         chosen,
+        owns_world=owns_world,
         name=name or _name(world, group),
         group=group,
         max_bytes=max_bytes,

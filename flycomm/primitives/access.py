@@ -34,6 +34,18 @@ def store_fragment(address: Any, fragment: Any) -> None:
     fx.generic_store(pointer(address, fragment.dtype, FRAGMENT_BYTES), fragment)
 
 
+@overridable
+def push_fragment(address: Any, fragment: Any) -> None:
+    """:func:`store_fragment` to a peer's staging; published by :func:`wait_own_stores`, a block barrier and a flag."""
+    store_fragment(address, fragment)
+
+
+@overridable
+def pull_fragment(address: Any, dtype: Any) -> Any:
+    """:func:`load_fragment` from the own staging, after an :func:`acquire` that saw the peer's flag."""
+    return load_fragment(address, dtype)
+
+
 def load_element(address: Any, dtype: Any) -> Any:
     """One element, plain."""
     return fx.generic_load(pointer(address, dtype, dtype.width // 8), dtype=dtype)
@@ -58,9 +70,9 @@ def store_relaxed(address: Any, value: Any) -> None:
 def store_flag(address: Any, value: Any) -> None:
     """An atomic store at system scope that no reader sees before the data it announces.
 
-    The data: the caller's own earlier stores, and the stores of every thread of the block that called
-    :func:`wait_own_stores` before a block barrier that the caller passed. Only stores to peer-mapped memory are
-    covered; to publish ordinary cached memory, call :func:`release` first.
+    The data: the stores to peer-mapped memory of every thread of the block, the caller's too, that called
+    :func:`wait_own_stores` before a block barrier that the caller passed. To publish ordinary cached memory as well,
+    call :func:`release` first.
     """
     fx.generic_store(
         pointer(address, value.dtype, value.dtype.width // 8), value, memory_order=fx.AtomicOrdering.Release

@@ -20,7 +20,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.channel import FRAGMENT_BYTES
-from flycomm.primitives.access import load_fragment, store_fragment
+from flycomm.primitives.access import pull_fragment, push_fragment
 from flycomm.primitives.barrier import arrive, wait
 from flycomm.primitives.call import Call, staging
 from flycomm.primitives.peers import segment
@@ -38,7 +38,7 @@ def post(call: Call, fragment: Any, slot: Any) -> None:
     if call.live:
         offset = staging(call, call.comm.rank) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
         for j in fx.range_constexpr(1, call.comm.world):
-            store_fragment(segment(call.comm, j) + offset, fragment)
+            push_fragment(segment(call.comm, j) + offset, fragment)
 
 
 def take(call: Call, fragment: Any, slot: Any) -> Any:
@@ -55,7 +55,7 @@ def take(call: Call, fragment: Any, slot: Any) -> Any:
         if comm.world == 1:
             terms.append(fragment)
         else:
-            staged = load_fragment(segment(comm, 0) + staging(call, fx.Int32(source)) + offset, fragment.dtype)
+            staged = pull_fragment(segment(comm, 0) + staging(call, fx.Int32(source)) + offset, fragment.dtype)
             terms.append(mine.select(fragment, staged))
     total = sum_in_rank_order(terms)
     return call.ok.select(total, fx.Vector.filled(total.numel, float("nan"), fx.Float32))

@@ -7,7 +7,7 @@ from typing import Any
 
 import flydsl.expr as fx
 
-from flycomm.primitives.access import store_relaxed
+from flycomm.primitives.access import load_relaxed, store_relaxed
 
 
 def wait_own_stores() -> None:
@@ -18,3 +18,16 @@ def wait_own_stores() -> None:
 def store_flag(address: Any, value: Any) -> None:
     """Peer-mapped memory is uncached and every wave has waited: a release would only add a cache write-back."""
     store_relaxed(address, value)
+
+
+def push_fragment(address: Any, fragment: Any) -> None:
+    """Two halves at system scope (``sc0 sc1``), with no wait between them: written through every cache."""
+    halves = fragment.bitcast(fx.Uint64)
+    for half in range(2):
+        store_relaxed(address + fx.Int64(8 * half), halves[half])
+
+
+def pull_fragment(address: Any, dtype: Any) -> Any:
+    """Two halves at system scope: never a scalar load, never a line that a cache still holds."""
+    halves = [load_relaxed(address + fx.Int64(8 * half)) for half in range(2)]
+    return fx.Vector.from_elements(halves, fx.Uint64).bitcast(dtype)

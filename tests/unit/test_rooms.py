@@ -21,6 +21,7 @@ ROOMS = (
     "epoch",
     "geometry",
     "channel",
+    "layout",
     "_shim",
     "targets",
     "world",
