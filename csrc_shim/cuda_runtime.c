@@ -66,9 +66,11 @@ const char *fc_cuda_take_error(void)
 
 void fc_cuda_keep_error(void)
 {
-    if (!failed)
-        snprintf(first_error, sizeof first_error, "%s", fc_last_error());
+    if (failed)
+        return;
     failed = true;
+    snprintf(first_error, sizeof first_error, "%s", fc_last_error());
+    fprintf(stderr, "flycomm: %s\n", first_error); /* an ordinary FlyDSL call asks nobody */
 }
 
 bool fc_cuda_kept(int code, const char *what)

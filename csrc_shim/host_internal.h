@@ -13,7 +13,9 @@ enum {
     FC_WATCH_SETS = 16,
     FC_WATCH_WAYS = 4,
     FC_STACK_BYTES = 128 << 10, /* of address space; touched pages count */
-    FC_PENDING_MAX = 512
+    FC_SHARED_ALIGN = 1024, /* what the start of shared memory is aligned to; no array asks for more */
+    FC_PENDING_MAX = 512,
+    FC_GRANULES = 4096
 };
 
 /* What a fiber saw at an address it polls: unchanged means that it spins. */
@@ -33,6 +35,7 @@ typedef struct fc_fiber {
     int32_t offset, width, mode;
     uint32_t waiting; /* enum fc_waiting */
     uint32_t looks;
+    uint64_t serial; /* of the GPU thread it runs now, among those of its worker */
     fc_watch watch[FC_WATCH_SETS][FC_WATCH_WAYS];
 } fc_fiber;
 
@@ -60,10 +63,17 @@ typedef struct fc_block {
 
 /* A store of at most 8 bytes that has not landed. */
 typedef struct fc_pending {
-    fc_fiber *owner;
+    uint64_t owner;    /* serial of its thread, which may have ended */
+    uint64_t sequence; /* its place in program order */
     uint64_t address, value;
     uint32_t bytes;
 } fc_pending;
+
+typedef struct fc_buffer {
+    uint16_t in_granule[FC_GRANULES]; /* stores that touch an aligned word of 8 bytes, by a hash of its address */
+    uint64_t sequences;
+    fc_pending store[FC_PENDING_MAX];
+} fc_buffer;
 
 typedef struct fc_ranges {
     int references;
@@ -99,10 +109,11 @@ typedef struct fc_worker {
     fc_block *blocks, *owned_blocks;
     fc_block *starting; /* has threads that were not started yet */
     int64_t live_blocks;
+    uint64_t serials;
     int progress; /* a fiber did more than find a polled word unchanged */
     uint32_t idle_turns;
     int slack_ns; /* the thread's own timer slack, once it was changed */
-    fc_pending *pending;
+    fc_buffer *buffer; /* NULL until a store is kept back */
     uint32_t num_pending;
     uint32_t laziness; /* one in laziness + 1 chances lets a store land; a power of two less one */
     uint64_t random;
@@ -114,13 +125,14 @@ void fc_fiber_entry(void);               /* where a new stack continues: calls f
 
 /* ---- host_runtime.c */
 void fc_fiber_main(fc_fiber *fiber);
+void fc_join_launch(fc_launch *launch); /* runs blocks until none is left to take and all taken are done */
 
 /* ---- host_weak.c */
 void fc_weak_begin(fc_worker *worker);
-void fc_weak_end(fc_worker *worker);
+void fc_weak_end(fc_worker *worker);                                             /* everything lands */
 void fc_weak_chance(fc_worker *worker);                                          /* maybe lets one store land */
 void fc_weak_land_one(fc_worker *worker);                                        /* lets one land if there is any */
-void fc_weak_drain(fc_worker *worker, const fc_fiber *owner);                    /* all of one fiber's */
+void fc_weak_drain(fc_worker *worker, uint64_t owner);                           /* all of one thread's */
 void fc_weak_settle(fc_worker *worker, uint64_t address, uint64_t bytes);        /* all that overlap */
 fc_ranges *fc_ranges_acquire(void);
 void fc_ranges_release(fc_ranges *ranges);

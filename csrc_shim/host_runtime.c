@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The host target's scheduler: fibers, block barrier, warp shuffles, and the launch that runs a grid.
+ * The host target's scheduler: fibers, block barrier and warp shuffles.
  *
  * A worker (one OS thread inside one launch) owns whole blocks. It starts a block's threads one by one, runs each until
  * it ends or waits, and takes a further block only when all it has are waiting: so blocks that wait for each other
@@ -8,16 +8,13 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "host_internal.h"
 
@@ -175,10 +172,10 @@ static uint64_t look(const void *address, int32_t bytes) {
 void fc_host_yield(fc_host_thread *self, const void *address, int32_t bytes) {
     fc_fiber *fiber = (fc_fiber *)self;
     fc_worker *worker = fiber->worker;
-    if (worker->num_pending) {
-        fc_weak_chance(worker);
-        fc_weak_settle(worker, (uint64_t)address, (uint64_t)bytes);
-    }
+    fc_weak_chance(worker);
+    fc_weak_settle(worker, (uint64_t)address, (uint64_t)bytes);
+    if (!fiber->looks) /* what an earlier thread saw on this stack does not count */
+        memset(fiber->watch, 0, sizeof fiber->watch);
     uint64_t at = (uint64_t)address, bits = look(address, bytes);
     fc_watch *set = fiber->watch[((at >> 2) * 0x9e3779b97f4a7c15u) >> 60], *known = NULL;
     for (int way = 0; way < FC_WATCH_WAYS && !known; way++)
@@ -232,6 +229,8 @@ static void assign_thread(fc_worker *worker, fc_fiber *fiber) {
     self->shared = block->shared;
     fiber->block = block;
     fiber->worker = worker;
+    fiber->serial = ++worker->serials;
+    fiber->looks = 0;
     fiber->waiting = FC_RUNNABLE;
     block->warps[self->warp].lane[self->lane] = fiber;
     if (block->started == launch->threads)
@@ -241,7 +240,6 @@ static void assign_thread(fc_worker *worker, fc_fiber *fiber) {
 static void end_thread(fc_worker *worker, fc_fiber *fiber) {
     fc_block *block = fiber->block;
     fc_warp *warp = warp_of(fiber);
-    fc_weak_drain(worker, fiber);
     worker->progress = 1;
     warp->lane[fiber->self.lane] = NULL;
     warp->finished++;
@@ -289,6 +287,10 @@ static fc_fiber *start_thread(fc_worker *worker) {
     return fiber;
 }
 
+static size_t aligned(size_t bytes) {
+    return (bytes + FC_SHARED_ALIGN - 1) & ~(size_t)(FC_SHARED_ALIGN - 1);
+}
+
 static int take_block(fc_worker *worker) {
     fc_launch *launch = worker->launch;
     if (atomic_load(&launch->next) >= launch->total)
@@ -297,12 +299,12 @@ static int take_block(fc_worker *worker) {
     if (number >= launch->total)
         return 0;
     uint32_t num_warps = (launch->threads + launch->warp_size - 1) / launch->warp_size;
-    size_t head = (sizeof(fc_block) + num_warps * sizeof(fc_warp) + 127) & ~(size_t)127;
+    size_t head = aligned(sizeof(fc_block) + num_warps * sizeof(fc_warp));
     fc_block *block = worker->blocks;
     if (block) {
         worker->blocks = block->next;
     } else {
-        block = aligned_alloc(128, (head + launch->shared_bytes + 127) & ~(size_t)127);
+        block = aligned_alloc(FC_SHARED_ALIGN, head + aligned(launch->shared_bytes));
         if (!block) {
             atomic_store(&launch->failed, ENOMEM);
             return 0;
@@ -337,8 +339,9 @@ static void resume(fc_worker *worker, fc_fiber *fiber) {
  * than about an eighth of the time waited so far. */
 static void idle(fc_worker *worker) {
     enum { FC_YIELD_TURNS = 64, FC_TURNS_A_DOUBLING = 8, FC_DOUBLINGS = 9, FC_SLACK_NS = 1000 };
-    fc_weak_land_one(worker);
     uint32_t turn = worker->idle_turns++;
+    for (uint32_t i = 0; i <= turn / FC_YIELD_TURNS; i++)
+        fc_weak_land_one(worker);
     if (turn < FC_YIELD_TURNS) {
         sched_yield();
         return;
@@ -376,7 +379,7 @@ static void run_blocks(fc_worker *worker) {
     }
 }
 
-static void join_launch(fc_launch *launch) {
+void fc_join_launch(fc_launch *launch) {
     fc_worker worker = {.launch = launch};
     fc_weak_begin(&worker);
     run_blocks(&worker);
@@ -389,197 +392,4 @@ static void join_launch(fc_launch *launch) {
         worker.owned_blocks = block->owned;
         free(block);
     }
-}
-
-/* ---- the pool: OS threads that help with a grid's blocks while cores are free */
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t work, left; /* a launch was queued or a core came free; a helper left a launch */
-    fc_launch *queue;
-    int started;
-    _Atomic int limit;   /* 0: not known yet */
-    _Atomic int running; /* workers of all launches */
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
-
-static int pool_limit(void) {
-    int limit = atomic_load(&pool.limit);
-    if (!limit) {
-        long cores = sysconf(_SC_NPROCESSORS_ONLN);
-        limit = cores > 0 ? (int)cores : 1;
-        atomic_store(&pool.limit, limit);
-    }
-    return limit;
-}
-
-static fc_launch *launch_to_help(void) {
-    if (atomic_load(&pool.running) >= pool_limit())
-        return NULL;
-    for (fc_launch *launch = pool.queue; launch; launch = launch->queued)
-        if (atomic_load(&launch->next) < launch->total && !atomic_load(&launch->failed))
-            return launch;
-    return NULL;
-}
-
-static void *help(void *unused) {
-    (void)unused;
-    pthread_mutex_lock(&pool.lock);
-    for (;;) {
-        fc_launch *launch = launch_to_help();
-        if (!launch) {
-            pthread_cond_wait(&pool.work, &pool.lock);
-            continue;
-        }
-        launch->helpers++;
-        atomic_fetch_add(&pool.running, 1);
-        pthread_mutex_unlock(&pool.lock);
-        join_launch(launch);
-        pthread_mutex_lock(&pool.lock);
-        atomic_fetch_sub(&pool.running, 1);
-        launch->helpers--;
-        pthread_cond_broadcast(&pool.left);
-    }
-    return NULL;
-}
-
-static void forked(void) { /* in the child: the helpers and the launches are the parent's */
-    fc_weak_forked();
-    fc_stacks_forked();
-    pthread_mutex_init(&pool.lock, NULL);
-    pthread_cond_init(&pool.work, NULL);
-    pthread_cond_init(&pool.left, NULL);
-    pool.queue = NULL;
-    pool.started = 0;
-    atomic_store(&pool.running, 0);
-}
-
-static void __attribute__((constructor)) watch_forks(void) {
-    pthread_atfork(NULL, NULL, forked);
-}
-
-static void start_helpers(int wanted) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the process's own threads */
-    while (pool.started < wanted) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, help, NULL))
-            break; /* the launching thread runs all blocks alone */
-        pthread_detach(thread);
-        pool.started++;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
-static void ask_for_help(fc_launch *launch) {
-    pthread_mutex_lock(&pool.lock);
-    launch->queued = pool.queue;
-    pool.queue = launch;
-    if (pool.started < pool_limit() - 1)
-        start_helpers(pool_limit() - 1);
-    pthread_cond_broadcast(&pool.work);
-    pthread_mutex_unlock(&pool.lock);
-}
-
-static void wait_for_helpers(fc_launch *launch) {
-    pthread_mutex_lock(&pool.lock);
-    for (fc_launch **at = &pool.queue; *at; at = &(*at)->queued)
-        if (*at == launch) {
-            *at = launch->queued;
-            break;
-        }
-    while (launch->helpers)
-        pthread_cond_wait(&pool.left, &pool.lock);
-    pthread_mutex_unlock(&pool.lock);
-}
-
-void fc_host_set_threads(int32_t threads) {
-    atomic_store(&pool.limit, threads > 0 ? threads : 0);
-}
-
-/* ---- launch */
-
-static __thread char launch_error[512];
-
-static void __attribute__((format(printf, 2, 3))) fail(const char *name, const char *format, ...) {
-    if (launch_error[0])
-        return; /* the first error is the one to tell */
-    int length = snprintf(launch_error, sizeof launch_error, "host launch of kernel %s: ", name);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(launch_error + length, sizeof launch_error - (size_t)length, format, args);
-    va_end(args);
-    fprintf(stderr, "flycomm: %s\n", launch_error);
-}
-
-const char *fc_host_take_error(void) {
-    static __thread char taken[sizeof launch_error];
-    if (!launch_error[0])
-        return NULL;
-    memcpy(taken, launch_error, sizeof taken);
-    launch_error[0] = 0;
-    return taken;
-}
-
-static int geometry_ok(const char *name, const int64_t grid[3], const int64_t block[3], int64_t shared) {
-    const int64_t most = 0x7fffffff;
-    for (int i = 0; i < 3; i++)
-        if (grid[i] < 0 || grid[i] > most || block[i] < 1 || block[i] > FC_HOST_MAX_THREADS) {
-            fail(name, "grid (%lld, %lld, %lld) of blocks (%lld, %lld, %lld) is not one: a grid side is 0 to 2147483647 "
-                 "blocks, a block side 1 to %d threads", (long long)grid[0], (long long)grid[1], (long long)grid[2],
-                 (long long)block[0], (long long)block[1], (long long)block[2], FC_HOST_MAX_THREADS);
-            return 0;
-        }
-    int64_t threads = block[0] * block[1] * block[2];
-    if (threads > FC_HOST_MAX_THREADS) {
-        fail(name, "a block of %lld threads is over the limit of %d; launch more, smaller blocks", (long long)threads,
-             FC_HOST_MAX_THREADS);
-        return 0;
-    }
-    if (shared < 0 || shared > FC_HOST_MAX_SHARED) {
-        fail(name, "%lld bytes of shared memory a block are over the limit of %d; allocate less", (long long)shared,
-             FC_HOST_MAX_SHARED);
-        return 0;
-    }
-    if (grid[0] * grid[1] > most || grid[0] * grid[1] * grid[2] > most) {
-        fail(name, "a grid of (%lld, %lld, %lld) blocks is over the limit of 2147483647 in all; loop in the kernel",
-             (long long)grid[0], (long long)grid[1], (long long)grid[2]);
-        return 0;
-    }
-    return 1;
-}
-
-void fc_host_launch(fc_host_kernel entry, void **params, int64_t grid_x, int64_t grid_y, int64_t grid_z,
-                    int64_t block_x, int64_t block_y, int64_t block_z, int64_t static_shared, int64_t dynamic_shared,
-                    int32_t warp_size, const char *name) {
-    const int64_t grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
-    if (!geometry_ok(name, grid, block, dynamic_shared < 0 ? dynamic_shared : static_shared + dynamic_shared))
-        return;
-    fc_launch launch = {
-        .entry = entry,
-        .params = params,
-        .name = name,
-        .grid = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z},
-        .block = {(uint32_t)block_x, (uint32_t)block_y, (uint32_t)block_z},
-        .threads = (uint32_t)(block_x * block_y * block_z),
-        .warp_size = (uint32_t)warp_size,
-        .shared_bytes = (size_t)(static_shared + dynamic_shared),
-        .total = grid_x * grid_y * grid_z,
-        .seed = fc_weak_launch_seed(),
-    };
-    if (!launch.total)
-        return;
-    launch.remote = fc_ranges_acquire();
-    atomic_fetch_add(&pool.running, 1);
-    int shared_work = launch.total > 1 && pool_limit() > 1;
-    if (shared_work)
-        ask_for_help(&launch);
-    join_launch(&launch);
-    if (shared_work)
-        wait_for_helpers(&launch);
-    atomic_fetch_sub(&pool.running, 1);
-    fc_ranges_release(launch.remote);
-    if (launch.failed)
-        fail(name, "%lld blocks of %u threads need more stacks than the system gives (%s); launch fewer threads, or raise "
-             "vm.max_map_count (two mappings a thread)", (long long)launch.total, launch.threads, strerror(launch.failed));
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The weak mode: stores into peers' memory are kept back and land late and out of order, by a seed, until their fiber
- * releases. x86 keeps stores in order, so without this a dropped release would never be seen.
+ * releases or their kernel ends. x86 keeps stores in order, so without this a dropped release would never be seen.
  *
  * Stores that overlap land in program order. A store is split into pieces of 8 bytes, which land separately.
  */
@@ -136,10 +136,6 @@ void fc_weak_forked(void) {
     pthread_mutex_init(&seed_lock, NULL);
 }
 
-void fc_weak_end(fc_worker *worker) {
-    free(worker->pending);
-}
-
 /* ---- stores that are kept back */
 
 static void store_bytes(uint64_t address, const void *value, uint32_t bytes) {
@@ -157,16 +153,42 @@ static int overlap(const fc_pending *store, uint64_t address, uint64_t bytes) {
     return store->address < address + bytes && address < store->address + store->bytes;
 }
 
-/* Lands the store at `index`, or the oldest one that must land before it. */
-static void land(fc_worker *worker, uint32_t index) {
-    for (uint32_t i = 0; i < index; i++)
-        if (overlap(worker->pending + i, worker->pending[index].address, worker->pending[index].bytes)) {
+static uint16_t *granule(fc_buffer *buffer, uint64_t word) {
+    return buffer->in_granule + ((word * 0x9e3779b97f4a7c15u) >> 52);
+}
+
+static void count(fc_buffer *buffer, const fc_pending *store, int change) {
+    for (uint64_t word = store->address / 8; word <= (store->address + store->bytes - 1) / 8; word++)
+        *granule(buffer, word) = (uint16_t)(*granule(buffer, word) + change);
+}
+
+/* False only if no more than `known` stores touch [address, +bytes). */
+static int may_overlap(fc_buffer *buffer, uint64_t address, uint64_t bytes, int known) {
+    for (uint64_t word = address / 8; word <= (address + bytes - 1) / 8; word++)
+        if (*granule(buffer, word) > known)
+            return 1;
+    return 0;
+}
+
+/* The oldest store that must land before the one at `index`, or that one. */
+static uint32_t oldest(const fc_worker *worker, uint32_t index) {
+    const fc_pending *stores = worker->buffer->store;
+    for (uint32_t i = 0; i < worker->num_pending; i++)
+        if (stores[i].sequence < stores[index].sequence && overlap(stores + i, stores[index].address, stores[index].bytes)) {
             index = i;
             i = (uint32_t)-1;
         }
-    fc_pending store = worker->pending[index];
-    memmove(worker->pending + index, worker->pending + index + 1,
-            (--worker->num_pending - index) * sizeof *worker->pending);
+    return index;
+}
+
+/* Lands the store at `index`, or one that must land before it; the last store takes its place. */
+static void land(fc_worker *worker, uint32_t index) {
+    fc_buffer *buffer = worker->buffer;
+    if (may_overlap(buffer, buffer->store[index].address, buffer->store[index].bytes, 1))
+        index = oldest(worker, index);
+    fc_pending store = buffer->store[index];
+    count(buffer, &store, -1);
+    buffer->store[index] = buffer->store[--worker->num_pending];
     store_bytes(store.address, &store.value, store.bytes);
 }
 
@@ -180,9 +202,9 @@ void fc_weak_chance(fc_worker *worker) {
         fc_weak_land_one(worker);
 }
 
-void fc_weak_drain(fc_worker *worker, const fc_fiber *owner) {
+void fc_weak_drain(fc_worker *worker, uint64_t owner) {
     for (uint32_t i = 0; i < worker->num_pending;)
-        if (worker->pending[i].owner == owner) {
+        if (worker->buffer->store[i].owner == owner) {
             land(worker, i);
             i = 0;
         } else {
@@ -191,8 +213,10 @@ void fc_weak_drain(fc_worker *worker, const fc_fiber *owner) {
 }
 
 void fc_weak_settle(fc_worker *worker, uint64_t address, uint64_t bytes) {
+    if (!worker->num_pending || !may_overlap(worker->buffer, address, bytes, 0))
+        return;
     for (uint32_t i = 0; i < worker->num_pending;)
-        if (overlap(worker->pending + i, address, bytes)) {
+        if (overlap(worker->buffer->store + i, address, bytes)) {
             land(worker, i);
             i = 0;
         } else {
@@ -200,15 +224,19 @@ void fc_weak_settle(fc_worker *worker, uint64_t address, uint64_t bytes) {
         }
 }
 
+void fc_weak_end(fc_worker *worker) {
+    while (worker->num_pending)
+        fc_weak_land_one(worker);
+    free(worker->buffer);
+}
+
 void fc_host_settle(fc_host_thread *self, const void *address, int32_t bytes) {
-    fc_worker *worker = ((fc_fiber *)self)->worker;
-    if (worker->num_pending)
-        fc_weak_settle(worker, (uint64_t)address, (uint64_t)bytes);
+    fc_weak_settle(((fc_fiber *)self)->worker, (uint64_t)address, (uint64_t)bytes);
 }
 
 void fc_host_release(fc_host_thread *self) {
     fc_fiber *fiber = (fc_fiber *)self;
-    fc_weak_drain(fiber->worker, fiber);
+    fc_weak_drain(fiber->worker, fiber->serial);
 }
 
 void fc_host_store(fc_host_thread *self, void *address, const void *value, int32_t bytes) {
@@ -219,17 +247,16 @@ void fc_host_store(fc_host_thread *self, void *address, const void *value, int32
         store_bytes((uint64_t)address, value, (uint32_t)bytes);
         return;
     }
-    if (!worker->pending) {
-        worker->pending = malloc(FC_PENDING_MAX * sizeof *worker->pending);
-        if (!worker->pending)
-            abort();
-    }
+    if (!worker->buffer && !(worker->buffer = calloc(1, sizeof *worker->buffer)))
+        abort();
+    fc_buffer *buffer = worker->buffer;
     for (int32_t at = 0; at < bytes; at += 8) {
         if (worker->num_pending == FC_PENDING_MAX)
             fc_weak_land_one(worker);
-        fc_pending *store = worker->pending + worker->num_pending++;
+        fc_pending *store = buffer->store + worker->num_pending++;
         uint32_t piece = bytes - at < 8 ? (uint32_t)(bytes - at) : 8;
-        *store = (fc_pending){.owner = fiber, .address = (uint64_t)address + (uint64_t)at, .bytes = piece};
+        *store = (fc_pending){fiber->serial, ++buffer->sequences, (uint64_t)address + (uint64_t)at, 0, piece};
         memcpy(&store->value, (const char *)value + at, piece);
+        count(buffer, store, 1);
     }
 }

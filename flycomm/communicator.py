@@ -400,11 +400,24 @@ class Communicator:
         self._target.runtime.synchronize(self._world.device)
 
     def _ranks_on_device(self) -> int:
-        """How many virtual ranks of this process share this rank's device."""
+        """How many virtual ranks of this process share this rank's device. They need a stream each."""
         if not self._world.local:
             return 1
-        own = str(self._world.device).encode()
-        return self._world.exchange(own).count(own)
+        device, stream = self._world.device, self._stream()
+        places = [tuple(json.loads(place)) for place in self._world.exchange(json.dumps([device, stream]).encode())]
+        ranks = sum(other == device for other, _ in places)
+        queues = self._target.runtime.hardware_queues()
+        if queues and len(set(places)) < len(places):
+            raise StreamError(
+                f"virtual ranks share a stream (device, stream: {places}), so one would wait for ever for another; "
+                "start them with World.local(n).run, or make a stream current in each rank's thread"
+            )
+        if queues and ranks > queues:
+            raise ResidencyError(
+                f"{ranks} virtual ranks on one device are over its {queues} hardware queues; set "
+                "CUDA_DEVICE_MAX_CONNECTIONS (or GPU_MAX_HW_QUEUES) before the first use of the GPU"
+            )
+        return ranks
 
     def _check_residency(self, capabilities: targets.Capabilities, largest: int, channels: int) -> None:
         """Every kernel that may wait at the same time must fit on the device together (PROTOCOLS rule 12)."""

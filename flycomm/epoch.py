@@ -6,10 +6,10 @@ none. The length of the cycle is a multiple of 6: ``e % 2`` and ``e % 3`` step b
 4 shorter than the word's, so a difference of words counts calls only on one side of the wrap: its *sign* is always
 right (while two epochs are fewer than 2**31 - 4 calls apart), its size is not. ``docs/memory_model.md`` has the proof.
 
-Words are ``fx.Uint32`` or ``fx.Int32`` in a kernel (a load gives ``Int32`` unless it is told a dtype) and
-``int``, 0 … 2**32 - 1, on the host. So nothing here orders, divides or shifts: only ``+ - & | ==``, which mean the same
-for both, and constants take the type of the argument, because a bare Python int above 2**31 equals no ``fx`` word.
-Whoever takes ``e % 3`` converts to ``fx.Uint32`` first.
+Words are ``fx.Uint32`` or ``fx.Int32`` in a kernel (a load gives ``Int32`` unless it is told a dtype), ``int``,
+0 … 2**32 - 1, on the host. So nothing here orders, divides or shifts: only ``+ - & | ==``, which mean the same for
+both; and constants take the type of the argument, because a bare Python int above 2**31 equals no ``fx`` word. Whoever
+takes ``e % 3`` converts to ``fx.Uint32`` first.
 """
 
 from __future__ import annotations

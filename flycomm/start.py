@@ -55,8 +55,7 @@ def init(
     if world is None:
         world = World.from_group(group, cpu_group, device) if group is not None else World.auto(device)
     group = getattr(world, "group", group)
-    if not getattr(world, "local", False):
-        chosen.runtime.set_device(world.device)
+    chosen.runtime.set_device(world.device)
     return Communicator(
         world,
         chosen,

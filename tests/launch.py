@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def torchrun(
 def bare_ranks(
     program: str | Path, ranks: int, *args: str, timeout: float = 100.0, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Like :func:`torchrun`, but with no agent that ends the other ranks when one dies. Fails only with the launcher."""
+    """As :func:`torchrun`, but with no agent that ends the other ranks when one dies; fails only with the launcher."""
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     start = "subprocess.Popen([sys.executable, *sys.argv[2:]], env=os.environ | {'RANK': str(r), 'LOCAL_RANK': str(r)})"
     code = f"import os, subprocess, sys; [p.wait() for p in [{start} for r in range(int(sys.argv[1]))]]"
@@ -73,7 +74,13 @@ def launch(
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     variables |= {"OMP_NUM_THREADS": "1"} | dict(env or {})
     process = subprocess.Popen(
-        command, env=variables, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        env=variables,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         out, error = process.communicate(timeout=timeout)
@@ -121,10 +128,8 @@ def _kill(pid: int) -> None:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _descendants(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ from flydsl._mlir.dialects import llvm
 from flycomm.channel import FRAGMENT_BYTES
 from flycomm.primitives._override import overridable
 
+DEVICE = "agent"  # scope of what only this device's blocks share; every target knows the name
 _RELAXED = fx.AtomicOrdering.Monotonic
 
 
@@ -93,8 +94,12 @@ def release() -> None:
     fx.memory_fence(ordering=fx.AtomicOrdering.Release)
 
 
-def acquire() -> None:
-    """Order this thread's later reads after its earlier relaxed loads, at system scope: once, after a poll succeeds."""
+@overridable
+def acquire(address: Any) -> None:
+    """Order this thread's later reads after its relaxed load of the u64 at ``address``, at system scope.
+
+    Called once, after a poll of ``address`` has succeeded: an acquire in the poll would empty caches at every turn.
+    """
     fx.memory_fence(ordering=fx.AtomicOrdering.Acquire)
 
 

@@ -14,7 +14,7 @@ from flycomm.channel import REASONS, signal_offset
 from flycomm.epoch import in_step
 from flycomm.primitives import signal as words
 from flycomm.primitives.access import wait_own_stores
-from flycomm.primitives.call import Call, fail
+from flycomm.primitives.call import Call, advance, fail
 from flycomm.primitives.peers import segment
 
 _DESYNC = REASONS.index("desync")
@@ -79,6 +79,7 @@ def wait(call: Call, phase: str = "signal") -> Any:
                 fail(call, phase, peer, expected, other.select(words.tag_of(seen), epoch), reason)
     fx.gpu.barrier()
     call.ok = call.live & (call.failed[0] == fx.Int32(0))
+    advance(call)
     return call.ok
 
 

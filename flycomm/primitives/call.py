@@ -6,9 +6,9 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.channel import PHASES, REASONS, STATE_BYTES, staging_offset, state_offset
+from flycomm.channel import PHASES, REASONS, staging_offset, state_offset
 from flycomm.epoch import next_epoch
-from flycomm.primitives.access import load_element, pointer, store_flag, store_relaxed
+from flycomm.primitives.access import DEVICE, load_element, pointer, release, store_flag, store_relaxed
 from flycomm.primitives.peers import segment
 
 _POISON = 4  # offset in a block's state
@@ -20,6 +20,7 @@ class Call:
 
     ``comm``, ``block``, ``tag`` as given; ``epoch`` (u32) of this call; ``live`` (bool): the channel is not poisoned;
     ``ok`` (bool): ``live``, and after :func:`flycomm.primitives.barrier.wait` that no wait of this block failed.
+    ``found`` (u32): the epoch that thread 0 found when it advanced the state.
     """
 
     def __init__(self, comm: Any, block: Any, tag: Any, previous: Any, poisoned: Any, failed: Any):
@@ -31,6 +32,7 @@ class Call:
         self.live = poisoned == fx.Uint32(0)
         self.ok = self.live
         self.failed = failed
+        self.found = previous
 
 
 def staging(call: Call, source: Any) -> Any:
@@ -63,38 +65,50 @@ def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
 
 
 @flyc.jit
-def finish(call: Any) -> None:
-    """Leave the call: thread 0 advances the block's epoch. Every thread calls it, after ``wait``.
+def advance(call: Call) -> None:
+    """Thread 0 moves the block's epoch on, if the call holds; every thread calls it, after ``wait`` has settled ``ok``.
 
-    The epoch advances by compare-and-swap; a failure means that two launches used this channel at the same time, and
-    poisons it. A call that failed does not advance.
+    By compare-and-swap; :func:`finish` looks at what it found, so that the answer travels while the block sums.
     """
+    found = call.previous
     if call.ok & (fx.thread_idx.x == 0):
         address = call.comm.state + fx.Int64(state_offset(call.block))
-        old, swapped = fx.atomic_cas(pointer(address, fx.Uint32, 4), call.previous, call.epoch)
-        if swapped == fx.Boolean(False):
-            fail(call, "enter", call.comm.rank, call.previous, old, fx.Int32(REASONS.index("overlap")))
+        found, _ = fx.atomic_cas(pointer(address, fx.Uint32, 4), call.previous, call.epoch, syncscope=DEVICE)
+    call.found = found
 
 
 @flyc.jit
-def fail(call: Any, phase: str, peer: Any, expected: Any, seen: Any, reason: Any) -> None:
-    """Give up: write the record if no block has, poison every block of the channel, tell every peer to stop waiting.
+def finish(call: Call) -> None:
+    """Leave the call. Every thread calls it, once, after ``wait``.
+
+    If thread 0 found another epoch in the state than it read at entry, two launches used this channel at the same
+    time, and the channel is poisoned. A call that failed does not advance.
+    """
+    if call.ok & (fx.thread_idx.x == 0) & (call.found != call.previous):
+        fail(call, "enter", call.comm.rank, call.previous, call.found, fx.Int32(REASONS.index("overlap")))
+
+
+@flyc.jit
+def fail(call: Call, phase: str, peer: Any, expected: Any, seen: Any, reason: Any) -> None:
+    """Give up: write the record if no block has, poison this block's state, tell everybody to stop waiting.
 
     Called by the one thread that saw the fault; ``phase`` is a compile-time name from ``channel.PHASES``, ``peer``
-    (i32), ``expected`` and ``seen`` (u32), ``reason`` (i32) an index of ``channel.REASONS``. Nothing else is written
-    to a peer after a fault.
+    (i32), ``expected`` and ``seen`` (u32), ``reason`` (i32) an index of ``channel.REASONS``. The abort word is set at
+    every peer, and in the own segment for the blocks beside this one: to write their state would let the waves of one
+    block read different marks. Nothing else is written to a peer after a fault.
     """
     comm = call.comm
     failed = call.failed
-    _, first = fx.atomic_cas(pointer(comm.state + fx.Int64(_CLAIM), fx.Uint32, 4), fx.Uint32(0), fx.Uint32(1))
+    _, first = fx.atomic_cas(
+        pointer(comm.state + fx.Int64(_CLAIM), fx.Uint32, 4), fx.Uint32(0), fx.Uint32(1), syncscope=DEVICE
+    )
     if first:
         values = (call.block, PHASES.index(phase), peer, expected, seen, reason)
         for word in fx.range_constexpr(len(values)):
             store_relaxed(comm.record + fx.Int64(4 * (word + 1)), fx.Uint32(values[word]))
-        fx.memory_fence(ordering=fx.AtomicOrdering.Release)
+        release()
         store_flag(comm.record, fx.Uint32(1))
-    for block in fx.range_constexpr(comm.blocks):
-        store_relaxed(comm.state + fx.Int64(block * STATE_BYTES + _POISON), fx.Uint32(1))
-    for j in fx.range_constexpr(1, comm.world):
+    store_relaxed(comm.state + fx.Int64(state_offset(call.block) + _POISON), fx.Uint32(1))
+    for j in fx.range_constexpr(comm.world):
         store_relaxed(segment(comm, j), fx.Uint64(1))
     failed[0] = fx.Int32(1)

@@ -48,15 +48,13 @@ def take(call: Call, fragment: Any, slot: Any) -> Any:
     added at its rank's place and never read back from staging. NaN in every element if the call failed.
     """
     comm = call.comm
-    offset = fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
-    terms = []
-    for source in range(comm.world):
+    base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+    terms = [fragment] if comm.world == 1 else []
+    for source in range(comm.world if comm.world > 1 else 0):
         mine = comm.rank == fx.Int32(source)
-        if comm.world == 1:
-            terms.append(fragment)
-        else:
-            staged = pull_fragment(segment(comm, 0) + staging(call, fx.Int32(source)) + offset, fragment.dtype)
-            terms.append(mine.select(fragment, staged))
+        # nobody fills the own slot: a load from there would come from memory, not from cache
+        filled = mine.select(fx.Int32((source + 1) % comm.world), fx.Int32(source))
+        terms.append(mine.select(fragment, pull_fragment(base + staging(call, filled), fragment.dtype)))
     total = sum_in_rank_order(terms)
     return call.ok.select(total, fx.Vector.filled(total.numel, float("nan"), fx.Float32))
 

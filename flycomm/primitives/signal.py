@@ -72,5 +72,5 @@ def wait(address: Any, epoch: Any, limit: Any, abort_address: Any) -> Any:
                 reason = late.select(fx.Int32(_TIMEOUT), reason)
                 stop = load_relaxed(abort_address) != fx.Uint64(0)
                 reason = stop.select(fx.Int32(_ABORT), reason)
-    acquire()
+    acquire(address)
     return reason, seen

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +36,16 @@ class TorchGpuRuntime(Runtime):
 
     def synchronize(self, device: int) -> None:
         torch.cuda.synchronize(device)
+
+    def hardware_queues(self) -> int:
+        if torch.version.hip:
+            return int(os.environ.get("GPU_MAX_HW_QUEUES", 4))
+        return int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", 8))
+
+    @contextmanager
+    def rank_scope(self, device: int) -> Iterator[None]:
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            yield
 
     def handle(self, stream: Any) -> int:
         return stream.cuda_stream

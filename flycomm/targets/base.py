@@ -8,6 +8,7 @@ capability, or calls one of these methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -119,12 +120,21 @@ class Runtime(ABC):
     @abstractmethod
     def synchronize(self, device: int) -> None: ...
 
+    def hardware_queues(self) -> int:
+        """How many streams of one device can run at the same time without waiting for each other; 0: any number."""
+        return 0
+
+    def rank_scope(self, device: int) -> AbstractContextManager[None]:
+        """What a virtual rank's thread runs in: its device current, and a stream of its own current on it."""
+        return nullcontext()
+
     def handle(self, stream: Any) -> int:
         """The raw handle of a torch stream; 0 on a target without streams."""
         return 0
 
     def order(self, earlier: int | None, stream: Any, device: int) -> None:
-        """Make the torch stream ``stream`` wait for what the stream of raw handle ``earlier`` has queued (None: nothing)."""
+        """Make the torch stream ``stream`` wait for what the stream of raw handle ``earlier`` (if any) has queued."""
+        return None
 
 
 class Target(ABC):
@@ -154,6 +164,8 @@ class Target(ABC):
 
     def raise_pending(self) -> None:
         """Raise what the last launch of this thread could not say: FlyDSL's launchers return nothing."""
+        return None
 
     def preload(self, compiled: Any, device: int) -> None:
         """Load the module of a compiled kernel onto ``device`` now, so that no later launch has to."""
+        return None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
+from flycomm import targets
 from flycomm.errors import CommError, UsageError
 from flycomm.world._base import Device, World
 
@@ -126,6 +127,8 @@ class LocalWorlds(Sequence[World]):
     def run(self, fn: Callable[..., T], *args: Any, timeout: float = LIMIT_S) -> list[T]:
         """``fn(world, *args)`` on every rank, each in a thread named ``rank<r>``; returns the results in rank order.
 
+        On a GPU target the thread's current device is the rank's, and its current stream one of the rank's own.
+
         When a rank raises, the others' exchanges raise :class:`CommError`, and the exception that came first is raised
         here. When ranks have not returned after ``timeout`` seconds, :class:`CommError` names them; their threads
         cannot be killed, and until they end no other run starts.
@@ -138,7 +141,8 @@ class LocalWorlds(Sequence[World]):
 
         def work(world: World) -> None:
             try:
-                results[world.rank] = fn(world, *args)
+                with targets.current().runtime.rank_scope(world.device):
+                    results[world.rank] = fn(world, *args)
             except BaseException as error:  # raised again by the thread that called run
                 error.add_note(f"raised on rank {world.rank}")
                 failures.append(error)

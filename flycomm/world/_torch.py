@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import torch
@@ -32,9 +33,11 @@ class TorchWorld(World):
             device = getattr(group, "bound_device_id", None)
         local_rank = os.environ.get("LOCAL_RANK")
         super().__init__(rank, dist.get_world_size(group), device, int(local_rank) if local_rank else dist.get_rank())
-        self.group = group
-        self._exchange_group = cpu_group if cpu_group is not None else group
-        self._on_cpu = _has_cpu_backend(self._exchange_group)
+        # Weakly, for torch owns groups: gloo's threads run until the last reference is gone, and one of them can abort
+        # a process that ends after destroy_process_group() while it still runs.
+        self._group = weakref.ref(group)
+        self._exchange_group = weakref.ref(cpu_group if cpu_group is not None else group)
+        self._on_cpu = _has_cpu_backend(cpu_group if cpu_group is not None else group)
         self._owns_process_group = False
 
     @classmethod
@@ -45,12 +48,20 @@ class TorchWorld(World):
         world._owns_process_group = True
         return world
 
+    @property
+    def group(self) -> Any:
+        """The process group, or None once torch has destroyed it. Keep no reference: see ``__init__``."""
+        return self._group()
+
     def _gather(self, payload: bytes) -> list[bytes]:
         place = torch.device("cpu") if self._on_cpu else torch.device("cuda", self.device)
+        group = self._exchange_group()
+        if group is None:
+            raise CommError(f"rank {self.rank} exchanges bytes after its process group was destroyed; close it before")
         try:
-            lengths = [int(one) for one in self._all_gather(torch.tensor([len(payload)], device=place))]
+            lengths = [int(one) for one in self._all_gather(torch.tensor([len(payload)], device=place), group)]
             padded = torch.frombuffer(bytearray(payload.ljust(max(lengths), b"\0")), dtype=torch.uint8)
-            received = [one.cpu().numpy().tobytes() for one in self._all_gather(padded.to(place))]
+            received = [one.cpu().numpy().tobytes() for one in self._all_gather(padded.to(place), group)]
         except (RuntimeError, ValueError) as error:  # torch has no base of its own for what a backend raises
             raise CommError(
                 f"rank {self.rank} of {self.size} could not exchange bytes with the group: {error}; "
@@ -58,9 +69,9 @@ class TorchWorld(World):
             ) from error
         return [message[:length] for message, length in zip(received, lengths, strict=True)]
 
-    def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+    def _all_gather(self, mine: torch.Tensor, group: Any) -> list[torch.Tensor]:
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine, group=self._exchange_group)
+        dist.all_gather(parts, mine, group=group)
         return parts
 
     def close(self) -> None:

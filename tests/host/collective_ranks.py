@@ -61,7 +61,8 @@ def subgroups() -> None:
         flycomm.init(mine, fallback="error", max_bytes=16 << 20) as small,
         flycomm.init(fallback="error", max_bytes=16 << 20) as large,
     ):
-        assert small.world_size == len(range(dist.get_rank() % 2, size, 2)) and large.world_size == size
+        assert small.world_size == len(range(dist.get_rank() % 2, size, 2))
+        assert large.world_size == size
         for _ in range(3):
             _exchange(small)
             _exchange(large)
@@ -90,11 +91,14 @@ def killed() -> None:
     started = time.monotonic()
     result = comm.all_reduce(x)
     comm._synchronize()
-    assert time.monotonic() - started < 5 and result.isnan().all()
+    assert time.monotonic() - started < 5
+    assert result.isnan().all()
     with pytest.raises(CommTimeout) as caught:
         comm.check()
     record = caught.value.record
-    assert record is not None and record.reason in ("timeout", "abort") and record.phase == "signal"
+    assert record is not None
+    assert record.reason in ("timeout", "abort")
+    assert record.phase == "signal"
     assert record.reason == "abort" or record.peer == 1
     with pytest.raises((CommError, RuntimeError)):
         comm.close()
@@ -103,7 +107,9 @@ def killed() -> None:
 
 
 def _start() -> None:
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and os.environ.get("FLYCOMM_TARGET") != "host" else "gloo"
+    backend = (
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and os.environ.get("FLYCOMM_TARGET") != "host" else "gloo"
+    )
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group(backend)

@@ -24,7 +24,8 @@ def _check(comm, shape, dtype, seed):
     x = sample(comm, shape, dtype, seed)
     before = x.clone()
     result = comm.all_reduce(x)
-    assert result.shape == x.shape and result.is_contiguous()
+    assert result.shape == x.shape
+    assert result.is_contiguous()
     assert same_bits(x, before), "the input changed"
     assert same_bits(result, rank_order_sum(comm, shape, dtype, seed)), (comm.rank, shape, dtype)
     return result
@@ -81,11 +82,14 @@ def test_out_and_in_place(world):
         x = sample(comm, (1000,), torch.float16, 0)
         want = rank_order_sum(comm, (1000,), torch.float16, 0)
         out = torch.full_like(x, 7)
-        assert comm.all_reduce(x, out=out) is out and same_bits(out, want)
+        assert comm.all_reduce(x, out=out) is out
+        assert same_bits(out, want)
         odd = torch.full((1001,), 7, dtype=x.dtype, device=x.device)
         comm.all_reduce(x, out=odd[1:])
-        assert same_bits(odd[1:], want) and odd[0] == 7
-        assert comm.all_reduce_(x) is x and same_bits(x, want)
+        assert same_bits(odd[1:], want)
+        assert odd[0] == 7
+        assert comm.all_reduce_(x) is x
+        assert same_bits(x, want)
         wide = sample(comm, (10, 20), torch.float16, 1)
         comm.all_reduce_(wide[:, 3:8])
         assert same_bits(wide[:, 3:8], rank_order_sum(comm, (10, 20), torch.float16, 1)[:, 3:8])

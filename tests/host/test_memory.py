@@ -153,8 +153,10 @@ from flycomm.targets._shim_memory import ShimMemory
 memory = ShimMemory(_shim.HOST)
 address = memory.allocate(1 << 20, 0)
 memory.write(address, b"alive", 0)
-if "fork" in sys.argv and os.fork() == 0:
-    sys.exit(0)  # a child that ends in order, destructors and all
+if "fork" in sys.argv:
+    if os.fork() == 0:
+        sys.exit(0)  # a child that ends in order, destructors and all
+    os.wait()
 print(memory.export(address, 0).hex(), flush=True)
 sys.stdin.read()
 """

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from flycomm import targets
 from flycomm.errors import CommError, DisagreementError, PeerAccessError, TargetError, UsageError
@@ -72,13 +75,10 @@ class RefusingMemory:
         raise TargetError("no peer access")
 
 
-def expect(error: type[Exception], call, said: str) -> None:
-    try:
+def expect(error: type[Exception], call: Callable[[], object], said: str) -> None:
+    with pytest.raises(error) as caught:
         call()
-    except error as caught:
-        assert said in str(caught), caught
-    else:
-        raise AssertionError(f"{error.__name__} was not raised")
+    assert said in str(caught.value)
 
 
 def torch_groups() -> None:
@@ -102,7 +102,10 @@ def torch_groups() -> None:
     use(World.from_group(dist.group.WORLD, cpu_group), list(range(size)))
     if rank in members and len(members) < size:
         expect(UsageError, lambda: World.from_group(subgroup, cpu_group), f"group has {members}")
+    world = World.from_group()
     dist.destroy_process_group()
+    assert world.group is None, "a world must not keep a group, and with it gloo's threads, alive"
+    expect(CommError, world.barrier, "after its process group was destroyed")
 
 
 def torch_auto() -> None:
@@ -127,6 +130,7 @@ def torch_gone() -> None:
         print(f"rank {world.rank}: ok", flush=True)
         os._exit(0)
     expect(CommError, lambda: SymmetricBuffer(world, targets.pick(), 64), "one of them may have ended")
+    dist.destroy_process_group()
     assert not list(Path("/dev/shm").glob(f"flycomm.{os.getpid()}.*"))
 
 

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What flycomm is compared with, by name.
+
+===================== ==========================================================================================
+gloo                  torch.distributed on CPU tensors
+nccl, rccl            torch.distributed on GPU tensors
+nccl_window           the same on buffers registered as symmetric windows, where torch can register them
+torch_one_shot,       ``torch.ops.symm_mem``, inputs already in symmetric memory
+torch_two_shot
+flashinfer_one_shot   TensorRT-LLM's one-shot kernel from the FlashInfer wheel, f32 sums, the better of PDL on and off
+vllm                  vLLM's custom all-reduce from the same wheel, registered buffers in graphs
+===================== ==========================================================================================
+
+None of them is needed: one that is missing, or fails, is reported with its reason and has no time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from flycomm.bench.baselines.distributed import Gloo, Nccl, NcclWindow, Rccl
+from flycomm.bench.baselines.flashinfer import FlashInferOneShot
+from flycomm.bench.baselines.symm_mem import TorchOneShot, TorchTwoShot
+from flycomm.bench.baselines.vllm import Vllm
+from flycomm.bench.contender import Contender, Context
+from flycomm.errors import UsageError
+
+Variants = Sequence[Callable[[], Contender]]  # the fastest counts
+
+REGISTRY: dict[str, Variants] = {
+    "gloo": (Gloo,),
+    "nccl": (Nccl,),
+    "rccl": (Rccl,),
+    "nccl_window": (NcclWindow,),
+    "torch_one_shot": (TorchOneShot,),
+    "torch_two_shot": (TorchTwoShot,),
+    "flashinfer_one_shot": (partial(FlashInferOneShot, pdl=False), partial(FlashInferOneShot, pdl=True)),
+    "vllm": (Vllm,),
+}
+_INSTALLED = ("gloo", "nccl", "rccl", "torch_one_shot", "torch_two_shot")  # with torch itself, nothing to compile
+
+# What libraries that are no part of this project raise when they cannot do something here. They have no base of their
+# own: a missing module, a refused driver call, a compiler that fails, an assertion about the machine.
+SETUP_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    subprocess.SubprocessError,
+)
+
+
+def wanted(against: Sequence[str]) -> list[str]:
+    """The names that ``--against`` means: "all", "none", "auto" (those that come with torch), or names. Validated."""
+    if list(against) in (["all"], ["auto"], ["none"]):
+        return {"all": list(REGISTRY), "auto": list(_INSTALLED), "none": []}[against[0]]
+    unknown = [name for name in against if name not in REGISTRY]
+    if unknown:
+        raise UsageError(f"baseline {unknown[0]!r} is not one of {', '.join(REGISTRY)}, all, auto, none; use these")
+    return list(against)
+
+
+def usable(context: Context, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Collective: which of these can be tried on every rank, and why the others cannot."""
+    able, reasons = [], {}
+    for name in names:
+        reason = next(iter(REGISTRY[name]))().available(context)
+        said = context.world.vote(reason is None, reason or "")
+        if said:
+            reasons[name] = reason or said[0]
+        else:
+            able.append(name)
+    return able, reasons

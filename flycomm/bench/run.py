@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run: every case against every baseline, and the floors, on one rank of the world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flycomm
+from flycomm import _console
+from flycomm.bench import baselines, floors, rows
+from flycomm.bench.contender import Context, Flycomm
+from flycomm.bench.harness import BaselineError, Case, Method, Outcome, Problem, measure, measure_best
+from flycomm.bench.ranks import Started
+from flycomm.errors import PeerAccessError, UsageError
+from flycomm.geometry import LARGEST_CLASS, size_class
+from flycomm.layout import plan_layout
+from flycomm.start import DEFAULT_MAX_BYTES
+from flycomm.targets import Target
+from flycomm.world import World
+
+_SMALLEST_BUDGET = 1 << 20
+_WARM_S = 0.5  # of work before the first case: clocks of an idle GPU are low
+
+
+@dataclass(frozen=True)
+class Settings:
+    target: Target
+    cases: tuple[Case, ...]
+    method: Method
+    against: tuple[str, ...]  # names in baselines.REGISTRY
+    explicit: bool  # whether the user named the baselines: then one that cannot run has rows all the same
+    floors: bool
+    timeout: float | None
+    fallback: str
+    commit: str | None
+    command: dict[str, Any]  # option names to values
+    json: Path | None
+
+
+@dataclass
+class Report:
+    rows: list[rows.Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def run(world: World, group: Any, started: Started, settings: Settings) -> Report:
+    """Collective. The same report on every rank; rank 0 writes rows to the file as they come."""
+    target = settings.target
+    runtime = target.runtime
+    runtime.set_device(world.device)
+    stream = torch.cuda.Stream(world.device) if runtime.torch_device_type == "cuda" else None
+    with (
+        torch.cuda.stream(stream) if stream is not None else nullcontext(),
+        flycomm.init(
+            group,
+            world=world,
+            target=target.name,
+            max_bytes=budget(target, world, max(case.num_bytes for case in settings.cases)),
+            timeout=settings.timeout,
+            fallback=settings.fallback if group is not None else "error",
+        ) as comm,
+    ):
+        return _measure_all(Context(world, target, comm, group, stream), started, settings)
+
+
+def budget(target: Target, world: World, largest: int) -> int:
+    """``max_bytes`` for messages up to ``largest``: their size class has a channel, so they go in one launch."""
+    graphs = target.capabilities(world.device).graphs
+    wanted = min(size_class(largest), LARGEST_CLASS)
+    num_bytes = DEFAULT_MAX_BYTES if graphs else _SMALLEST_BUDGET
+    while not _has_class(target.name, world.size, num_bytes, graphs, wanted):
+        num_bytes *= 2
+    return max(num_bytes, largest)
+
+
+def _has_class(target: str, world: int, num_bytes: int, graphs: bool, wanted: int) -> bool:
+    try:
+        return plan_layout(target, world, num_bytes, 1, graphs).largest_class >= wanted
+    except UsageError:
+        return False
+
+
+def _measure_all(context: Context, started: Started, settings: Settings) -> Report:
+    report = Report()
+    common = {
+        "what": "all_reduce",
+        "target": context.target.name,
+        "device": context.target.capabilities(context.world.device).device_name,
+        "world": context.world.size,
+        "mode": settings.method.mode,
+        "commit": settings.commit,
+        "command": rows.command(started.launcher, _options(settings, started)),
+    }
+    names, reasons = baselines.usable(context, settings.against)
+    if settings.explicit:
+        for name, reason in reasons.items():
+            report.note(f"{name}: {reason}")
+        names = list(settings.against)
+    shown: AbstractContextManager[Callable[[str], None]] = nullcontext(lambda done: None)
+    if context.world.rank == 0:
+        shown = _console.progress(len(settings.cases) * (1 + len(names)) + settings.floors)
+    with shown as advance:
+        _warm(context)
+        for case in settings.cases:
+            problem = Problem(context, case)
+            label = f"{case.num_bytes} bytes, {case.dtype}"
+            protocol = Flycomm.protocol(context, problem.inputs[0])
+            outcome = measure(context, Flycomm(), problem, settings.method, protocol != "fallback")
+            advance(f"flycomm, {label}")
+            others: dict[str, Outcome | None] = {}
+            for name in names:
+                others[name] = None if name in reasons else _against(context, name, problem, settings.method, report)
+                advance(f"{name}, {label}")
+            _add(report, rows.of_case(common, case, protocol, outcome, others), context, settings)
+        if settings.floors:
+            _add(report, _floor_rows(context, common, settings, report), context, settings)
+            advance("floors")
+    return report
+
+
+def _options(settings: Settings, started: Started) -> dict[str, Any]:
+    return ({"world": started.world_size} if started.local else {}) | settings.command
+
+
+def _against(context: Context, name: str, problem: Problem, method: Method, report: Report) -> Outcome | None:
+    try:
+        return measure_best(context, baselines.REGISTRY[name], problem, method)
+    except BaselineError as error:
+        report.note(f"{name}: {error}")
+        return None
+
+
+def _floor_rows(context: Context, common: dict[str, Any], settings: Settings, report: Report) -> Sequence[rows.Row]:
+    sizes = sorted({case.num_bytes for case in settings.cases})
+    try:
+        found = floors.measure(context, sizes, settings.method)
+    except PeerAccessError as error:
+        report.note(f"floors: {error}")
+        return []
+    if missing := floors.names(context.world.size) - {floor.name for floor in found}:
+        report.note(f"floors: {', '.join(sorted(missing))} could not be measured, because a write did not arrive")
+    return [rows.of_floor(common, floor) for floor in found]
+
+
+def _add(report: Report, new: Sequence[rows.Row], context: Context, settings: Settings) -> None:
+    report.rows += new
+    if settings.json is not None and context.world.rank == 0:
+        rows.append(settings.json, new)
+
+
+def _warm(context: Context) -> None:
+    if context.stream is None:
+        return
+    ballast = torch.ones(1 << 24, device=context.device)
+    end = time.monotonic() + _WARM_S
+    while time.monotonic() < end:
+        ballast.mul_(1.0)
+        context.synchronize()
