@@ -14,8 +14,8 @@ enum {
     FC_WATCH_WAYS = 4,
     FC_STACK_BYTES = 128 << 10, /* of address space; touched pages count */
     FC_SHARED_ALIGN = 1024, /* what the start of shared memory is aligned to; no array asks for more */
-    FC_PENDING_MAX = 512,
-    FC_GRANULES = 4096
+    FC_PENDING_MAX = 256,
+    FC_GRANULES = 8192
 };
 
 /* What a fiber saw at an address it polls: unchanged means that it spins. */

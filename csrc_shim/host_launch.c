@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,13 +22,14 @@ static struct {
     int started;
     _Atomic int limit;   /* 0: not known yet */
     _Atomic int running; /* workers of all launches */
+    _Atomic int queued;  /* launches in the queue */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .left = PTHREAD_COND_INITIALIZER};
 
 static int pool_limit(void) {
     int limit = atomic_load(&pool.limit);
     if (!limit) {
-        long cores = sysconf(_SC_NPROCESSORS_ONLN);
-        limit = cores > 0 ? (int)cores : 1;
+        cpu_set_t cores; /* those that this process may use */
+        limit = sched_getaffinity(0, sizeof cores, &cores) ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&cores);
         atomic_store(&pool.limit, limit);
     }
     return limit;
@@ -72,6 +74,7 @@ static void forked(void) { /* in the child: the helpers and the launches are the
     pool.queue = NULL;
     pool.started = 0;
     atomic_store(&pool.running, 0);
+    atomic_store(&pool.queued, 0);
 }
 
 static void __attribute__((constructor)) watch_forks(void) {
@@ -96,6 +99,7 @@ static void ask_for_help(fc_launch *launch) {
     pthread_mutex_lock(&pool.lock);
     launch->queued = pool.queue;
     pool.queue = launch;
+    atomic_fetch_add(&pool.queued, 1);
     if (pool.started < pool_limit() - 1)
         start_helpers(pool_limit() - 1);
     pthread_cond_broadcast(&pool.work);
@@ -107,6 +111,7 @@ static void wait_for_helpers(fc_launch *launch) {
     for (fc_launch **at = &pool.queue; *at; at = &(*at)->queued)
         if (*at == launch) {
             *at = launch->queued;
+            atomic_fetch_sub(&pool.queued, 1);
             break;
         }
     while (launch->helpers)
@@ -199,8 +204,14 @@ void fc_host_launch(fc_host_kernel entry, void **params, int64_t grid_x, int64_t
     if (shared_work)
         wait_for_helpers(&launch);
     atomic_fetch_sub(&pool.running, 1);
+    if (atomic_load(&pool.queued)) { /* the core that comes free may help another launch */
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_signal(&pool.work);
+        pthread_mutex_unlock(&pool.lock);
+    }
     fc_ranges_release(launch.remote);
     if (launch.failed)
-        fail(name, "%lld blocks of %u threads need more stacks than the system gives (%s); launch fewer threads, or raise "
-             "vm.max_map_count (two mappings a thread)", (long long)launch.total, launch.threads, strerror(launch.failed));
+        fail(name, "there are no more stacks (%s) for %lld blocks of %u threads that wait for each other; up to %d threads "
+             "of a process can wait at one time: launch fewer", strerror(launch.failed), (long long)launch.total,
+             launch.threads, FC_HOST_MAX_FIBERS);
 }

@@ -14,9 +14,14 @@
 extern "C" {
 #endif
 
-enum { FC_HOST_MAX_THREADS = 1024, FC_HOST_MAX_SHARED = 256 << 10, FC_HOST_MAX_WARP = 64 };
+enum {
+    FC_HOST_MAX_THREADS = 1024,      /* of a block */
+    FC_HOST_MAX_SHARED = 256 << 10,  /* bytes of a block */
+    FC_HOST_MAX_WARP = 64,           /* threads */
+    FC_HOST_MAX_FIBERS = 28 << 10    /* threads that wait at one time; two mappings each, of Linux's 65530 a process */
+};
 
-/* One GPU thread as generated code sees it: flycomm/targets/_host_lowering.py loads these fields by offset. */
+/* One GPU thread as generated code sees it: flycomm/targets/_host_lowering/_kernels.py loads these by offset. */
 typedef struct fc_host_thread {
     uint32_t thread[3];    /* byte 0 */
     uint32_t block[3];     /* byte 12 */
@@ -74,7 +79,7 @@ FC_API void fc_host_remote_remove(uint64_t address);
 /* ---- called by Python */
 FC_API const char *fc_host_take_error(void);        /* this OS thread's first launch error since the last call, or NULL */
 FC_API void fc_host_set_weak_seed(uint64_t seed);   /* order in which kept-back stores land; used from the next launch */
-FC_API void fc_host_set_threads(int32_t threads);   /* OS threads that may run blocks at one time; 0: the online cores */
+FC_API void fc_host_set_threads(int32_t threads);   /* OS threads that may run blocks at one time; 0: the cores it may use */
 
 #ifdef __cplusplus
 }

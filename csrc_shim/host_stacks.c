@@ -13,22 +13,13 @@ enum { FC_GUARD_BYTES = 4096, FC_STACKS_KEPT = 8192 };
 
 static pthread_mutex_t stacks_lock = PTHREAD_MUTEX_INITIALIZER;
 static fc_fiber *free_stacks;
-static size_t num_free_stacks;
+static size_t num_free_stacks, num_stacks;
 
 static char *mapping_of(fc_fiber *fiber) {
     return (char *)fiber + sizeof(fc_fiber) - FC_STACK_BYTES;
 }
 
-fc_fiber *fc_stack_take(void) {
-    pthread_mutex_lock(&stacks_lock);
-    fc_fiber *fiber = free_stacks;
-    if (fiber) {
-        free_stacks = fiber->next;
-        num_free_stacks--;
-    }
-    pthread_mutex_unlock(&stacks_lock);
-    if (fiber)
-        return fiber;
+static fc_fiber *map_stack(void) {
     char *base = mmap(NULL, FC_STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
         return NULL;
@@ -41,6 +32,21 @@ fc_fiber *fc_stack_take(void) {
     return (fc_fiber *)(base + FC_STACK_BYTES - sizeof(fc_fiber));
 }
 
+fc_fiber *fc_stack_take(void) {
+    pthread_mutex_lock(&stacks_lock);
+    fc_fiber *fiber = free_stacks;
+    if (fiber) {
+        free_stacks = fiber->next;
+        num_free_stacks--;
+    } else if (num_stacks >= FC_HOST_MAX_FIBERS) {
+        errno = EAGAIN;
+    } else if ((fiber = map_stack())) {
+        num_stacks++;
+    }
+    pthread_mutex_unlock(&stacks_lock);
+    return fiber;
+}
+
 void fc_stacks_return(fc_fiber *owned) {
     fc_fiber *surplus = NULL;
     pthread_mutex_lock(&stacks_lock);
@@ -50,6 +56,7 @@ void fc_stacks_return(fc_fiber *owned) {
         if (num_free_stacks >= FC_STACKS_KEPT) {
             fiber->next = surplus;
             surplus = fiber;
+            num_stacks--;
             continue;
         }
         fiber->next = free_stacks;

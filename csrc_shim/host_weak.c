@@ -154,7 +154,7 @@ static int overlap(const fc_pending *store, uint64_t address, uint64_t bytes) {
 }
 
 static uint16_t *granule(fc_buffer *buffer, uint64_t word) {
-    return buffer->in_granule + ((word * 0x9e3779b97f4a7c15u) >> 52);
+    return buffer->in_granule + ((word * 0x9e3779b97f4a7c15u) >> 51);
 }
 
 static void count(fc_buffer *buffer, const fc_pending *store, int change) {
@@ -181,8 +181,8 @@ static uint32_t oldest(const fc_worker *worker, uint32_t index) {
     return index;
 }
 
-/* Lands the store at `index`, or one that must land before it; the last store takes its place. */
-static void land(fc_worker *worker, uint32_t index) {
+/* Lands the store at `index`, or one that must land before it; the last store takes its place, which is returned. */
+static uint32_t land(fc_worker *worker, uint32_t index) {
     fc_buffer *buffer = worker->buffer;
     if (may_overlap(buffer, buffer->store[index].address, buffer->store[index].bytes, 1))
         index = oldest(worker, index);
@@ -190,6 +190,7 @@ static void land(fc_worker *worker, uint32_t index) {
     count(buffer, &store, -1);
     buffer->store[index] = buffer->store[--worker->num_pending];
     store_bytes(store.address, &store.value, store.bytes);
+    return index;
 }
 
 void fc_weak_land_one(fc_worker *worker) {
@@ -205,8 +206,8 @@ void fc_weak_chance(fc_worker *worker) {
 void fc_weak_drain(fc_worker *worker, uint64_t owner) {
     for (uint32_t i = 0; i < worker->num_pending;)
         if (worker->buffer->store[i].owner == owner) {
-            land(worker, i);
-            i = 0;
+            uint32_t changed = land(worker, i);
+            i = changed < i ? changed : i;
         } else {
             i++;
         }
@@ -217,8 +218,8 @@ void fc_weak_settle(fc_worker *worker, uint64_t address, uint64_t bytes) {
         return;
     for (uint32_t i = 0; i < worker->num_pending;)
         if (overlap(worker->buffer->store + i, address, bytes)) {
-            land(worker, i);
-            i = 0;
+            uint32_t changed = land(worker, i);
+            i = changed < i ? changed : i;
         } else {
             i++;
         }

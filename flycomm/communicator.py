@@ -56,7 +56,6 @@ class Communicator:
         *,
         owns_world: bool,
         name: str,
-        group: Any,
         max_bytes: int,
         timeout: float,
         fall_back: str,
@@ -73,7 +72,6 @@ class Communicator:
         self._world = world
         self._owns_world = owns_world
         self._target = target
-        self._group = group
         self._fall_back_to = fall_back
         self._debug = debug
         self._closed = False
@@ -95,7 +93,7 @@ class Communicator:
             self._channels = Channels(world, target, layout, round(timeout * capabilities.clock_hz))
             self._largest = layout.largest_class
         except PeerAccessError as error:
-            if fall_back != "group" or group is None:
+            if fall_back != "group" or self._group() is None:
                 registry.unregister(name)
                 raise
             self._say_once(f"flycomm uses the group's own backend: {error}")
@@ -137,7 +135,7 @@ class Communicator:
         self._enter()
         self._roll_call("barrier", "", (), "")
         if self._channels is None:
-            fallback.barrier(self._group)
+            fallback.barrier(self._group())
             return
         key = self._key(channel, "barrier", 0)
         handle = self._compiled(kernels.rank_barrier(self.world_size))
@@ -386,10 +384,14 @@ class Communicator:
     def _fall_back(self, plan: dispatch.Plan, x: torch.Tensor, op: str, out: torch.Tensor | None) -> Any:
         if self._fall_back_to == "none":
             return None
-        if self._fall_back_to == "error" or self._group is None:
+        if self._fall_back_to == "error" or self._group() is None:
             raise UsageError(f"all_reduce: {plan.reason}")
         self._say_once(f"flycomm falls back to the group's own backend: {plan.reason}")
-        return fallback.all_reduce(self._group, x, op, out)
+        return fallback.all_reduce(self._group(), x, op, out)
+
+    def _group(self) -> Any:
+        """The torch.distributed group, or None. The world holds it weakly: who destroys it may do so before us."""
+        return getattr(self._world, "group", None)
 
     def _say_once(self, message: str) -> None:
         if message not in self._said:

@@ -25,16 +25,12 @@ class Geometry:
 
 SYNC = Geometry(1, 64)  # kernels that move no data
 
-# (largest class in bytes, geometry), ascending. cuda: measured on two H200s (docs/facts.md); rocm: the same until it
-# has been measured; host: few fibers, since a GPU's geometry would need hundreds of thousands.
-_GPU: tuple[tuple[int, Geometry], ...] = (
-    (8 << 10, Geometry(1, 512)),
-    (16 << 10, Geometry(2, 512)),
-    (32 << 10, Geometry(4, 512)),
-    (128 << 10, Geometry(8, 512)),
-    (512 << 10, Geometry(16, 512)),
-    (LARGEST_CLASS, Geometry(32, 512)),
-)
+# (largest class in bytes, geometry), ascending. cuda: measured on two H200s (docs/facts.md): a fragment a thread, 256
+# threads, up to 64 blocks, so that eight virtual ranks stay resident on two GPUs. rocm: the same until it has been
+# measured. host: few fibers, since a GPU's geometry would need hundreds of thousands.
+_GPU: tuple[tuple[int, Geometry], ...] = tuple(
+    (blocks * 4096, Geometry(blocks, 256)) for blocks in (1, 2, 4, 8, 16, 32)
+) + ((LARGEST_CLASS, Geometry(64, 256)),)
 _HOST: tuple[tuple[int, Geometry], ...] = (
     (8 << 10, Geometry(1, 64)),
     (LARGEST_CLASS, Geometry(2, 64)),

@@ -54,14 +54,12 @@ def init(
     owns_world = world is None
     if world is None:
         world = World.from_group(group, cpu_group, device) if group is not None else World.auto(device)
-    group = getattr(world, "group", group)
     chosen.runtime.set_device(world.device)
     return Communicator(
         world,
         chosen,
         owns_world=owns_world,
-        name=name or _name(world, group),
-        group=group,
+        name=name or _name(world),
         max_bytes=max_bytes,
         timeout=env.TIMEOUT.get() if timeout is None else timeout,
         fall_back=fallback,
@@ -71,6 +69,6 @@ def init(
     )
 
 
-def _name(world: World, group: Any) -> str:
-    base = getattr(group, "group_name", None) or "flycomm"
+def _name(world: World) -> str:
+    base = getattr(getattr(world, "group", None), "group_name", None) or "flycomm"
     return f"{base}:{world.rank}" if world.local else str(base)

@@ -25,14 +25,8 @@ FIRST_PASSES = (
 )
 
 
-def register(name: str, backend: type[BaseBackend], runtime: type[DeviceRuntime]) -> None:
-    """Make FlyDSL know a compile backend and the runtime kind of the same name; safe to call again."""
-    backends.register_backend(name, backend, force=True)
-    register_runtime(name, runtime)
-
-
 def register_runtime(name: str, runtime: type[DeviceRuntime]) -> None:
-    """The runtime half of :func:`register`. FlyDSL finds a backend by its entry point, and a runtime by this only.
+    """Make FlyDSL know a runtime kind, and that the compile backend of the same name runs on it; safe to call again.
 
     ``register_device_runtime`` would make the class *the* runtime of the process, and FlyDSL would then refuse to
     compile for rocm here. Entering it among the kinds that ``FLYDSL_RUNTIME_KIND`` selects leaves the others usable;
@@ -40,6 +34,12 @@ def register_runtime(name: str, runtime: type[DeviceRuntime]) -> None:
     """
     device_runtime._builtin_runtimes[name] = runtime
     device_runtime.register_compile_runtime_mapping(name, name)
+
+
+def register(name: str, backend: type[BaseBackend], runtime: type[DeviceRuntime]) -> None:
+    """Make FlyDSL know a compile backend and the runtime kind of the same name; safe to call again."""
+    backends.register_backend(name, backend, force=True)
+    register_runtime(name, runtime)
 
 
 def llvm_address_space(address_space: Any) -> int:

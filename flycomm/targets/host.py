@@ -79,6 +79,10 @@ class HostDeviceRuntime(DeviceRuntime):
         return 0
 
 
+# FlyDSL's entry points (flydsl.backends) find the backend without us; a runtime has none.
+_flydsl.register_runtime("host", HostDeviceRuntime)
+
+
 class HostRuntime(Runtime):
     """One device without streams; launches return when they are done."""
 

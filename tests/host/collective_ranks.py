@@ -23,6 +23,10 @@ def _exchange(comm: flycomm.Communicator) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = sample(comm, (size,), dtype, seed)
             assert same_bits(comm.all_reduce(x), rank_order_sum(comm, (size,), dtype, seed)), (comm.rank, size, dtype)
+    right = comm.get_buffer((comm.rank + 1) % comm.world_size, (1000,), torch.float32)
+    right.copy_(torch.full((1000,), float(comm.rank), device=comm.device))
+    comm.barrier()
+    assert torch.all(comm.get_buffer(comm.rank, (1000,), torch.float32) == (comm.rank - 1) % comm.world_size)
     comm.barrier()
 
 

@@ -60,6 +60,7 @@ def test_a_missing_peer_ends_in_a_timeout_and_recover_helps(world):
 
 def test_later_launches_of_a_poisoned_channel_return_at_once():
     def body(comm):
+        comm.prepare([torch.float32], [256])
         x = sample(comm, (64,), torch.float32, 0)
         if comm.rank == 0:
             comm.all_reduce(x)
@@ -78,6 +79,7 @@ def test_later_launches_of_a_poisoned_channel_return_at_once():
 
 def test_a_missing_peer_in_a_barrier_and_in_a_wait():
     def body(comm):
+        comm.prepare([torch.float32], [256])
         record = _give_up(comm, 1, comm.barrier)
         assert record is None or record.phase == "barrier"
         comm.recover()
