@@ -92,6 +92,14 @@ class Channels:
         self.target.runtime.synchronize(device)
         ctypes.memset(self._mapped.host_address, 0, self._mapped.num_bytes)
 
+    def abort(self) -> None:
+        """Tell every peer's kernels to stop waiting for this rank: it has failed on the host."""
+        word = struct.pack("<Q", 1)
+        for slot in self.layout.slots:
+            for rank, address in enumerate(self.buffer.addresses):
+                if rank != self.world.rank:
+                    self.target.memory.write(address + slot.offset, word, self.world.device)
+
     def close(self) -> None:
         """Collective: drain, barrier, unmap, barrier, free."""
         self.buffer.close()

@@ -250,6 +250,17 @@ class Communicator:
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:
             self.close()
+        else:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Without the others: give the name back, and let nobody wait for this rank. The memory is kept."""
+        if self._closed:
+            return
+        self._closed = True
+        registry.unregister(self.group_name)
+        if self._channels is not None:
+            self._channels.abort()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

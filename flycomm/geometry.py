@@ -28,9 +28,10 @@ SYNC = Geometry(1, 64)  # kernels that move no data
 # (largest class in bytes, geometry), ascending. cuda: measured on two H200s (docs/facts.md): a fragment a thread, 256
 # threads, up to 64 blocks, so that eight virtual ranks stay resident on two GPUs. rocm: the same until it has been
 # measured. host: few fibers, since a GPU's geometry would need hundreds of thousands.
-_GPU: tuple[tuple[int, Geometry], ...] = tuple(
-    (blocks * 4096, Geometry(blocks, 256)) for blocks in (1, 2, 4, 8, 16, 32)
-) + ((LARGEST_CLASS, Geometry(64, 256)),)
+_GPU: tuple[tuple[int, Geometry], ...] = (
+    *((blocks * 4096, Geometry(blocks, 256)) for blocks in (1, 2, 4, 8, 16, 32)),
+    (LARGEST_CLASS, Geometry(64, 256)),
+)
 _HOST: tuple[tuple[int, Geometry], ...] = (
     (8 << 10, Geometry(1, 64)),
     (LARGEST_CLASS, Geometry(2, 64)),

@@ -116,3 +116,32 @@ def test_debug_mode_names_both_sides():
         assert same_bits(comm.all_reduce(sample(comm, (9,), torch.float32, 2)), want)
 
     run(2, body, debug=True)
+
+
+def test_a_rank_that_fails_on_the_host_does_not_keep_the_others_waiting():
+    seen = []
+
+    def body(comm):
+        comm.prepare([torch.float32], [256])
+        x = sample(comm, (64,), torch.float32, 0)
+        comm.all_reduce(x)
+        comm.barrier()
+        comm._synchronize()
+        comm._world.barrier()
+        if comm.rank == 1:
+            raise KeyError("a fault of the user's own")
+        started = time.monotonic()
+        comm.all_reduce(x)
+        comm._synchronize()
+        seen.append(time.monotonic() - started)
+        with pytest.raises(CommTimeout, match="abort"):
+            comm.check()
+
+    with pytest.raises(KeyError, match="of the user's own"):
+        run(2, body, timeout=60.0)
+    deadline = time.monotonic() + 20
+    while not seen and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert seen
+    assert seen[0] < 20.0
+    run(2, lambda comm: comm.barrier())  # the names are free again
