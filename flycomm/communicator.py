@@ -156,7 +156,7 @@ class Communicator:
         """
         self._enter()
         for specialization in self._needed(dtypes, num_bytes):
-            kernels.compiled(specialization)
+            self._compiled(specialization)
         self._world.barrier()
 
     # ------------------------------------------------------------------ signals and buffers

@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bytes", default=_SIZES, metavar="A,B", help=f"message sizes (default {_SIZES})")
     add("--dtype", default="bf16", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default bf16)")
     add("--mode", choices=tuple(_DEFAULTS), help="how to time (default: graph where the target has graphs, else eager)")
+    add(
+        "--replay-on",
+        choices=("own", "default"),
+        default="own",
+        help="stream of graph replays: their own (default), or torch's default one, as in a plain graph.replay()",
+    )
     add("--against", default="auto", metavar="A,B", help=f"all, auto (comes with torch), none, or {_names()}")
     add("--calls", type=int, metavar="N", help="calls in a replay (graph, default 50) or a sample (eager, default 20)")
     add("--repeats", type=int, metavar="N", help="replays (default 100) or samples (default 20); the median counts")
@@ -108,6 +114,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         "repeats": repeats,
         "fallback": args.fallback,
         "floors": floors,
+        "replay-on": args.replay_on,
     }
     return Settings(
         target=target,
@@ -118,6 +125,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         floors=floors,
         timeout=args.timeout,
         fallback=args.fallback,
+        replay_on=args.replay_on,
         commit=args.commit or rows.commit(Path(flycomm.__file__).resolve().parents[1]),
         command=command,
         json=args.json,

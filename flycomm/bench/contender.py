@@ -19,13 +19,15 @@ from flycomm.world import World
 @dataclass(frozen=True)
 class Context:
     """One rank's surroundings. ``group`` is its process group (None for virtual ranks), ``stream`` the one torch stream
-    that everything runs on (None on a target without streams)."""
+    that everything runs on (None on a target without streams). ``replay_stream``: where graphs are replayed, if not
+    there."""
 
     world: World
     target: Target
     comm: Communicator
     group: Any
     stream: Any
+    replay_stream: Any = None
 
     @property
     def device(self) -> torch.device:

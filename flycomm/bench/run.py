@@ -40,6 +40,7 @@ class Settings:
     timeout: float | None
     fallback: str
     commit: str | None
+    replay_on: str  # "own" | "default": the stream of graph replays
     command: dict[str, Any]  # option names to values
     json: Path | None
 
@@ -71,7 +72,8 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
             fallback=settings.fallback if group is not None else "error",
         ) as comm,
     ):
-        return _measure_all(Context(world, target, comm, group, stream), started, settings)
+        replay = torch.cuda.default_stream(world.device) if stream and settings.replay_on == "default" else None
+        return _measure_all(Context(world, target, comm, group, stream, replay), started, settings)
 
 
 def budget(target: Target, world: World, largest: int) -> int:
@@ -99,6 +101,7 @@ def _measure_all(context: Context, started: Started, settings: Settings) -> Repo
         "device": context.target.capabilities(context.world.device).device_name,
         "world": context.world.size,
         "mode": settings.method.mode,
+        "replay_on": settings.replay_on if settings.method.mode == "graph" else None,
         "commit": settings.commit,
         "command": rows.command(started.launcher, _options(settings, started)),
     }

@@ -2,7 +2,7 @@
 """One rank's microseconds a call: by wall clock, by events, or by replays of a captured graph.
 
 Ranks align before each timed part, so that none waits for another inside it for longer than the exchange takes.
-Everything runs on the context's one stream, which is current.
+Everything runs on the context's one stream, which is current; replays may be asked for on another.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -69,15 +70,19 @@ class Graph:
 
     def time(self, repeats: int) -> list[float]:
         """Microseconds a call in each of ``repeats`` replays, which are queued ahead, one behind the other."""
-        stream = self._context.stream
-        for _ in range(_WARM_REPLAYS):
-            self.replay()
-        stream.synchronize()
+        stream = self._context.replay_stream or self._context.stream
         events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        with nullcontext() if stream is self._context.stream else torch.cuda.stream(stream):
+            for _ in range(_WARM_REPLAYS):
+                self.replay()
+            stream.synchronize()
         self._context.align()
-        events[0].record(stream)
-        for event in events[1:]:
-            self.replay()
-            event.record(stream)
-        stream.synchronize()
+        with nullcontext() if stream is self._context.stream else torch.cuda.stream(stream):
+            if stream is not self._context.stream:
+                stream.wait_stream(self._context.stream)
+            events[0].record(stream)
+            for event in events[1:]:
+                self.replay()
+                event.record(stream)
+            stream.synchronize()
         return [before.elapsed_time(after) * 1000 / self._calls for before, after in pairwise(events)]

@@ -43,7 +43,7 @@ def against_group() -> None:
                 dist.all_reduce(theirs)
                 assert torch.equal(comm.all_reduce(mine), theirs)
         with pytest.raises(UsageError, match="int64"):
-            comm.all_reduce(x)
+            comm.all_reduce(x.to(comm.device))
         with pytest.raises(UsageError, match="exists already; close it, or pass another name="):
             flycomm.init(fallback="error", max_bytes=16 << 20)
     with flycomm.init(max_bytes=16 << 20) as comm:

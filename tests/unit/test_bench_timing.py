@@ -70,6 +70,7 @@ def machine(monkeypatch) -> Machine:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     made.stream = made  # type: ignore[attr-defined]
+    made.replay_stream = None  # type: ignore[attr-defined]
     return made
 
 
