@@ -4,7 +4,8 @@
 Keys: ``what`` ("all_reduce", or "floor"), ``target``, ``device``, ``world``, ``bytes`` (of the message), ``dtype``,
 ``protocol`` ("fallback" where flycomm handed over), ``mode``, ``replay_on`` (the stream of replays: "own" or
 "default"), ``us`` (median, slowest rank), ``skew_us``, ``baseline``, ``baseline_us``, ``ratio`` (``baseline_us / us``),
-``correct`` (of flycomm, to the bit), ``max_error``, ``commit``, ``command``. What is not known is null. In a floor ``protocol`` is its name: "empty", "flag", "copy" or "one_shot".
+``correct`` (of flycomm, to the bit), ``max_error``, ``commit``, ``command``. What is not known is null. In a floor
+``protocol`` is its name: "empty", "flag", "copy" or "one_shot".
 """
 
 from __future__ import annotations
