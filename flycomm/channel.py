@@ -8,7 +8,7 @@ A rank's *segment* of a channel is peer-mapped memory (PROTOCOLS, "Words")::
 
     0                 abort word: 8 bytes, non-zero once a peer gave up
     SIGNALS           blocks × MAX_WORLD signal words of 8 bytes: low half the epoch, high half the call's tag
-    staging_base()    2 parities × world slots of `capacity` bytes, slot s written by rank s
+    staging_base()    2 or 3 buffers × world slots of `capacity` bytes, slot s written by rank s
 
 A rank's *state* of a channel is ordinary device memory that no peer sees: 16 bytes a block (epoch, poisoned, dirty
 length, spare; in block 0 the spare word says that a block has claimed the record). Its *record* is memory that the
@@ -28,11 +28,15 @@ FRAGMENT_BYTES = 16  # what one thread moves at a time
 SIGNAL_BYTES = 8
 SIGNALS = 128  # offset of the first signal word; the abort word has a cache line of its own
 STATE_BYTES = 16  # a block
+DIRTY = 8  # offset in a block's state: fragments that its last call filled (sentinels)
+PACKETS_BYTES = 32  # a fragment as packets: 4 bytes of data and 4 of tag, four times
+SENTINEL = 0x80000000  # what staging that has not been written holds, where data carries no tag
+BUFFERS = {"flags": 2, "packets": 2, "sentinel": 3}  # staging slots a source, by protocol
 RECORD_BYTES = 64  # a channel
 SEGMENT_ALIGN = 4096
 USER_CHANNELS = 16  # of put_signal and wait_signal
 
-PHASES = ("enter", "signal", "barrier", "put_signal", "wait_signal")
+PHASES = ("enter", "signal", "barrier", "put_signal", "wait_signal", "packet", "sentinel")
 REASONS = ("none", "timeout", "abort", "desync", "mismatch", "overlap")
 
 
@@ -46,14 +50,14 @@ def staging_base(blocks: int) -> int:
     return SIGNALS + -(-blocks * MAX_WORLD * SIGNAL_BYTES // 128) * 128
 
 
-def staging_offset(blocks: int, world: Any, capacity: Any, parity: Any, source: Any) -> Any:
-    """Of the slot that rank ``source`` fills in calls whose epoch has this ``parity`` (0 or 1)."""
-    return staging_base(blocks) + (parity * world + source) * capacity
+def staging_offset(blocks: int, world: Any, capacity: Any, buffer: Any, source: Any) -> Any:
+    """Of the slot of ``capacity`` bytes that rank ``source`` fills in calls whose epoch selects ``buffer``."""
+    return staging_base(blocks) + (buffer * world + source) * capacity
 
 
-def segment_bytes(blocks: int, world: int, capacity: int) -> int:
+def segment_bytes(blocks: int, world: int, capacity: int, buffers: int = 2) -> int:
     """Of a whole segment, rounded up so that segments can stand one after the other."""
-    used = staging_offset(blocks, world, capacity, 2, 0)
+    used = staging_offset(blocks, world, capacity, buffers, 0)
     return -(-used // SEGMENT_ALIGN) * SEGMENT_ALIGN
 
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from flycomm.channel import MAX_WORLD, RECORD_BYTES, SIGNAL_BYTES, SIGNALS, Record
+from flycomm.channel import (
+    MAX_WORLD,
+    RECORD_BYTES,
+    SENTINEL,
+    SIGNAL_BYTES,
+    SIGNALS,
+    Record,
+    staging_base,
+)
 from flycomm.errors import TimeoutRecord
 from flycomm.layout import Key, Layout, Slot
 from flycomm.memory import SymmetricBuffer
@@ -31,6 +39,8 @@ class Channels:
         self.state = torch.zeros(layout.state_bytes, dtype=torch.uint8, device=self._device)
         target.runtime.synchronize(world.device)
         self.buffer = SymmetricBuffer(world, target, layout.num_bytes, name="channels")
+        self._mark_unwritten()
+        world.barrier()  # nobody may write to a peer before that
         self._mapped = target.memory.allocate_mapped(RECORD_BYTES * len(layout.slots), world.device)
         self._words = (ctypes.c_uint32 * (self._mapped.num_bytes // 4)).from_address(self._mapped.host_address)
         self._valid = torch.frombuffer(self._words, dtype=torch.int32).view(-1, RECORD_BYTES // 4)[:, 0].numpy()
@@ -44,7 +54,7 @@ class Channels:
             blocks=slot.blocks,
             rank=rank,
             limit=limit_ticks,
-            capacity=slot.key.class_bytes,
+            capacity=slot.capacity,
             state=self.state.data_ptr() + slot.state_offset,
             record=self._mapped.device_address + RECORD_BYTES * slot.index,
             **segments,
@@ -80,9 +90,11 @@ class Channels:
         device, memory = self.world.device, self.target.memory
         start, end = self.layout.user_offset + self.layout.user_bytes, self.layout.num_bytes
         memory.fill(self.buffer.local_address + start, 0, (end - start) // 4, device)
+        self._mark_unwritten()
         state = torch.zeros(self.layout.state_bytes // 4, dtype=torch.int64)
         for slot in self.layout.slots:
             if epoch and slot.key.protocol != "signals":
+                epoch -= epoch % 6 if slot.key.protocol == "sentinel" else 0  # all three buffers are clean
                 state[slot.state_offset // 4 : slot.state_offset // 4 + 4 * slot.blocks : 4] = epoch
                 row = struct.pack("<Q", epoch) * (slot.signal_rows * MAX_WORLD)
                 assert len(row) == slot.signal_rows * MAX_WORLD * SIGNAL_BYTES
@@ -91,6 +103,14 @@ class Channels:
         self.state.copy_(words.view(torch.uint8))
         self.target.runtime.synchronize(device)
         ctypes.memset(self._mapped.host_address, 0, self._mapped.num_bytes)
+
+    def _mark_unwritten(self) -> None:
+        """Fill the own staging of sentinel channels, all buffers, with the sentinel."""
+        for slot in self.layout.slots:
+            if slot.key.protocol == "sentinel":
+                start = staging_base(slot.signal_rows)
+                address, words = self.buffer.local_address + slot.offset + start, (slot.num_bytes - start) // 4
+                self.target.memory.fill(address, SENTINEL, words, self.world.device)
 
     def abort(self) -> None:
         """Tell every peer's kernels to stop waiting for this rank: it has failed on the host."""

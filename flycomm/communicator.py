@@ -27,7 +27,7 @@ from flycomm.errors import (
     StreamError,
     UsageError,
 )
-from flycomm.geometry import geometry, size_class
+from flycomm.geometry import PROTOCOLS, geometry, size_class
 from flycomm.layout import Key, plan_layout
 from flycomm.ops import registry
 from flycomm.validate import check_options, check_out, usable
@@ -60,10 +60,11 @@ class Communicator:
         timeout: float,
         fall_back: str,
         channels: int,
+        protocol: str,
         kernel_channels: dict[str, tuple[int, int]],
         debug: bool,
     ):
-        check_options(world, max_bytes, timeout, fall_back, channels, kernel_channels)
+        check_options(world, max_bytes, timeout, fall_back, channels, protocol, kernel_channels)
         self.rank = world.rank
         self.world_size = world.size
         self.target = target.name
@@ -74,6 +75,7 @@ class Communicator:
         self._target = target
         self._fall_back_to = fall_back
         self._debug = debug
+        self._protocol = protocol
         self._closed = False
         self._failure: CommTimeout | None = None
         self._streams: dict[int, int] = {}
@@ -83,10 +85,12 @@ class Communicator:
         capabilities = target.capabilities(world.device)
         device_type = target.runtime.torch_device_type
         self.device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, world.device)
-        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, kernel_channels]
+        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, kernel_channels]
         world.agree(json.dumps(options).encode(), "options of flycomm.init")
         world.agree(dispatch.table_hash(target.name), "dispatch table")
-        layout = plan_layout(target.name, world.size, max_bytes, channels, capabilities.graphs, kernel_channels)
+        layout = plan_layout(
+            target.name, world.size, max_bytes, channels, capabilities.graphs, kernel_channels, protocol
+        )
         self._check_residency(capabilities, layout.largest_class, channels)
         registry.register(name, self)
         try:
@@ -293,9 +297,9 @@ class Communicator:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank {rank} is not in 0..{self.world_size - 1}; pass a rank of this group")
 
-    def _size_and_limits(self, x: torch.Tensor) -> tuple[int, str, int, int]:
+    def _size_and_limits(self, x: torch.Tensor) -> tuple[int, str, int, int, str]:
         dtype = str(x.dtype).removeprefix("torch.")
-        return x.numel() * x.element_size(), dtype, self.max_bytes, self._largest or self.max_bytes
+        return x.numel() * x.element_size(), dtype, self.max_bytes, self._largest or self.max_bytes, self._protocol
 
     def _plan(self, op: str, reduction: str, x: torch.Tensor) -> dispatch.Plan:
         self._enter()
@@ -342,7 +346,8 @@ class Communicator:
         assert self._channels is not None
         peers = self._channels.peers[key]
         dtype = _NAMES[source.dtype]
-        handle = self._compiled(kernels.all_reduce(self.world_size, dtype, geometry(self.target, plan.class_bytes)))
+        grid = geometry(self.target, plan.class_bytes)
+        handle = self._compiled(kernels.all_reduce(self.world_size, dtype, grid, plan.protocol))
         count, item = source.numel(), source.element_size()
         tag = _tag("all_reduce", dtype, count, channel)
         stream, start, destination = self._stream(), source.data_ptr(), out.data_ptr()
@@ -368,15 +373,17 @@ class Communicator:
     def _needed(self, dtypes: Sequence[torch.dtype], num_bytes: Sequence[int]) -> list[kernels.Specialization]:
         if self._channels is None:
             return []
-        classes = {size_class(size) for size in num_bytes} or {
-            slot.key.class_bytes for slot in self._channels.layout.slots if slot.key.protocol == "flags"
-        }
-        grids = {geometry(self.target, min(size, self._largest)) for size in classes}
+        wanted = {min(size_class(size), self._largest) for size in num_bytes}
+        choices = dict.fromkeys(  # in the layout's order, which is the same on all ranks
+            (geometry(self.target, slot.key.class_bytes), slot.key.protocol)
+            for slot in self._channels.layout.slots
+            if slot.key.protocol in PROTOCOLS and (not wanted or slot.key.class_bytes in wanted)
+        )
         world = self.world_size
         reductions = [
-            kernels.all_reduce(world, _NAMES[dtype], grid)
+            kernels.all_reduce(world, _NAMES[dtype], grid, protocol)
             for dtype in (dtypes or tuple(_NAMES))
-            for grid in sorted(grids, key=lambda grid: grid.blocks)
+            for grid, protocol in choices
         ]
         return [kernels.rank_barrier(world), kernels.put_signal(world), kernels.wait_signal(world), *reductions]
 

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 
 from flycomm.channel import MAX_WORLD
 from flycomm.dtypes import REDUCIBLE
-from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, geometry, size_class
+from flycomm.geometry import TABLES, entry, size_class
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``protocol`` is "flags" or "fallback"; a fallback has the reason in one sentence."""
+    """``protocol`` is one of ``geometry.PROTOCOLS``, or "fallback", which has the reason in one sentence."""
 
     protocol: str
     class_bytes: int = 0  # size class whose channel carries the call
@@ -27,11 +27,20 @@ class Plan:
 
 
 def select(
-    op: str, reduction: str, target: str, world: int, num_bytes: int, dtype: str, limit: int, largest: int
+    op: str,
+    reduction: str,
+    target: str,
+    world: int,
+    num_bytes: int,
+    dtype: str,
+    limit: int,
+    largest: int,
+    protocol: str = "auto",
 ) -> Plan:
     """The plan of a call that moves ``num_bytes`` of ``dtype`` (a torch name without "torch.").
 
-    ``limit`` is the communicator's ``max_bytes``, ``largest`` the largest size class that it made channels for.
+    ``limit`` is the communicator's ``max_bytes``, ``largest`` the largest size class that it made channels for,
+    ``protocol`` what it was told to use, or "auto" for the table's choice.
     """
     if op == "all_reduce" and reduction != "sum":
         return Plan("fallback", reason=f"reduction {reduction!r} is not implemented; use 'sum'")
@@ -43,14 +52,10 @@ def select(
     if not 1 <= world <= MAX_WORLD:
         return Plan("fallback", reason=f"a world of {world} ranks is not in 1..{MAX_WORLD}; use a smaller group")
     class_bytes = min(size_class(num_bytes), largest)
-    return Plan("flags", class_bytes, -(-num_bytes // class_bytes))
+    chosen = entry(target, class_bytes).protocol if protocol == "auto" else protocol
+    return Plan(chosen, class_bytes, -(-num_bytes // class_bytes))
 
 
 def table_hash(target: str) -> bytes:
     """Of everything on this target that ranks must have alike for :func:`select` to agree: 32 bytes."""
-    classes = []
-    class_bytes = SMALLEST_CLASS
-    while class_bytes <= LARGEST_CLASS:
-        classes.append((class_bytes, asdict(geometry(target, class_bytes))))
-        class_bytes *= 2
-    return hashlib.sha256(json.dumps([target, classes]).encode()).digest()
+    return hashlib.sha256(json.dumps([target, [asdict(entry) for entry in TABLES[target]]]).encode()).digest()

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from flycomm.channel import SEGMENT_ALIGN, STATE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
+from flycomm.channel import BUFFERS, SEGMENT_ALIGN, STATE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
 from flycomm.errors import UsageError
-from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, SYNC, geometry, size_class
+from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, SYNC, entry, geometry, size_class
 
 USER_SHARE = 8  # one part in so many of max_bytes is the user's own symmetric buffer
 
@@ -24,7 +24,7 @@ class Key:
 
     number: int
     captured: bool
-    protocol: str  # "flags" | "barrier" | "signals" | "kernel:<name>"
+    protocol: str  # "flags" | "packets" | "sentinel" | "barrier" | "signals" | "kernel:<name>"
     class_bytes: int = 0  # 0: no data
 
 
@@ -35,6 +35,7 @@ class Slot:
     key: Key
     index: int
     blocks: int
+    capacity: int  # bytes of a staging slot
     signal_rows: int  # rows of signal words: blocks, or user channels
     offset: int
     num_bytes: int
@@ -60,11 +61,14 @@ def plan_layout(
     channels: int,
     graphs: bool,
     kernel_channels: dict[str, tuple[int, int]] | None = None,
+    protocol: str = "auto",
 ) -> Layout:
     """The largest set of size classes whose channels fit ``max_bytes``; raises :class:`UsageError` if none does."""
     largest = LARGEST_CLASS
     while largest >= SMALLEST_CLASS:
-        layout = _lay_out(target, world, max_bytes, _keys(channels, graphs, largest, kernel_channels or {}), largest)
+        layout = _lay_out(
+            target, world, max_bytes, _keys(target, channels, graphs, largest, kernel_channels or {}, protocol), largest
+        )
         if layout.num_bytes <= max_bytes:
             return layout
         largest //= 2
@@ -82,8 +86,9 @@ def _lay_out(target: str, world: int, max_bytes: int, keys: Iterable[tuple[Key, 
     for key, own_blocks in keys:
         blocks = own_blocks or geometry(target, key.class_bytes).blocks
         rows = USER_CHANNELS if key.protocol == "signals" else blocks
-        size = segment_bytes(rows, world, key.class_bytes)
-        slots.append(Slot(key, len(slots), blocks, rows, offset, size, state))
+        capacity = key.class_bytes * (2 if key.protocol == "packets" else 1)
+        size = segment_bytes(rows, world, capacity, BUFFERS.get(key.protocol, 2))
+        slots.append(Slot(key, len(slots), blocks, capacity, rows, offset, size, state))
         offset += size
         state += sent_offset(USER_CHANNELS, 0) if key.protocol == "signals" else blocks * STATE_BYTES
         state = -(-state // 128) * 128
@@ -91,7 +96,12 @@ def _lay_out(target: str, world: int, max_bytes: int, keys: Iterable[tuple[Key, 
 
 
 def _keys(
-    channels: int, graphs: bool, largest: int, kernel_channels: dict[str, tuple[int, int]]
+    target: str,
+    channels: int,
+    graphs: bool,
+    largest: int,
+    kernel_channels: dict[str, tuple[int, int]],
+    protocol: str,
 ) -> Iterator[tuple[Key, int]]:
     """Every channel, and its blocks where its size class does not say them."""
     yield Key(0, False, "signals"), SYNC.blocks
@@ -102,5 +112,6 @@ def _keys(
             yield Key(number, captured, "barrier"), SYNC.blocks
             class_bytes = SMALLEST_CLASS
             while class_bytes <= largest:
-                yield Key(number, captured, "flags", class_bytes), 0
+                chosen = entry(target, class_bytes).protocol if protocol == "auto" else protocol
+                yield Key(number, captured, chosen, class_bytes), 0
                 class_bytes *= 2

@@ -25,6 +25,7 @@ def init(
     target: str | None = None,
     name: str | None = None,
     channels: int = 1,
+    protocol: str = "auto",
     kernel_channels: Mapping[str, tuple[int, int]] | None = None,
     debug: bool | None = None,
 ) -> Communicator:
@@ -40,7 +41,8 @@ def init(
     cannot: ``"group"`` uses the group's own backend and logs why once, ``"error"`` raises, ``"none"`` returns None.
     ``target``: "rocm", "cuda" or "host" (default ``FLYCOMM_TARGET``, else the first that can run). ``name``: of the
     communicator in ``torch.ops.flycomm`` (default: the group's own name). ``channels``: how many streams may use it
-    at the same time. ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
+    at the same time. ``protocol``: "auto" chooses by size, or one of ``geometry.PROTOCOLS`` for every size.
+    ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
     :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks
     first (default ``FLYCOMM_DEBUG``).
 
@@ -64,6 +66,7 @@ def init(
         timeout=env.TIMEOUT.get() if timeout is None else timeout,
         fall_back=fallback,
         channels=channels,
+        protocol=protocol,
         kernel_channels=dict(kernel_channels or {}),
         debug=env.DEBUG.get() if debug is None else debug,
     )

@@ -9,6 +9,7 @@ import torch
 
 from flycomm.channel import MAX_WORLD
 from flycomm.errors import UsageError
+from flycomm.geometry import PROTOCOLS
 from flycomm.world import World
 
 FALLBACKS = ("group", "error", "none")
@@ -21,6 +22,7 @@ def check_options(
     timeout: float,
     fallback: str,
     channels: int,
+    protocol: str,
     kernel_channels: dict[str, tuple[int, int]],
 ) -> None:
     if world.size > MAX_WORLD:
@@ -29,6 +31,8 @@ def check_options(
         raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}; use one of these")
     if max_bytes < 0 or not math.isfinite(timeout) or timeout < 0:
         raise UsageError(f"max_bytes={max_bytes} and timeout={timeout} must not be negative; timeout=0 waits for ever")
+    if protocol != "auto" and protocol not in PROTOCOLS:
+        raise UsageError(f"protocol={protocol!r} is not auto or one of {', '.join(PROTOCOLS)}; use one of these")
     if not 1 <= channels <= 16:
         raise UsageError(f"channels={channels} is not in 1..16; one channel a stream is enough")
     for name, (blocks, num_bytes) in kernel_channels.items():

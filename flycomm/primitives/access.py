@@ -47,6 +47,19 @@ def pull_fragment(address: Any, dtype: Any) -> Any:
     return load_fragment(address, dtype)
 
 
+@overridable
+def store_pair(address: Any, low: Any, high: Any) -> None:
+    """Two relaxed u64 at system scope to a 16-byte aligned address: each whole, the two in any order."""
+    store_relaxed(address, low)
+    store_relaxed(address + fx.Int64(8), high)
+
+
+@overridable
+def load_pair(address: Any) -> Any:
+    """Two relaxed u64 at system scope from a 16-byte aligned address: each whole, the two at any moment."""
+    return load_relaxed(address), load_relaxed(address + fx.Int64(8))
+
+
 def load_element(address: Any, dtype: Any) -> Any:
     """One element, plain."""
     return fx.generic_load(pointer(address, dtype, dtype.width // 8), dtype=dtype)

@@ -9,7 +9,7 @@ import flydsl.expr as fx
 from flycomm.channel import PHASES, REASONS, staging_offset, state_offset
 from flycomm.epoch import next_epoch
 from flycomm.primitives.access import DEVICE, load_element, pointer, release, store_flag, store_relaxed
-from flycomm.primitives.peers import segment
+from flycomm.primitives.peers import peer_rank, segment
 
 _POISON = 4  # offset in a block's state
 _CLAIM = 12  # offset in block 0's state: which block writes the record
@@ -35,11 +35,11 @@ class Call:
         self.found = previous
 
 
-def staging(call: Call, source: Any) -> Any:
-    """Offset (i64) in a segment of the slot that rank ``source`` (i32) fills in this call."""
+def staging(call: Call, source: Any, buffers: int = 2, ahead: int = 0) -> Any:
+    """Offset (i64) in a segment of what rank ``source`` (i32) fills in this call, or in the call ``ahead`` of it."""
     comm = call.comm
-    parity = fx.Int64(call.epoch & fx.Uint32(1))
-    return staging_offset(comm.blocks, comm.world, comm.capacity, parity, fx.Int64(source))
+    buffer = fx.Int64((call.epoch + fx.Uint32(ahead)) % fx.Uint32(buffers))
+    return staging_offset(comm.blocks, comm.world, comm.capacity, buffer, fx.Int64(source))
 
 
 @flyc.jit
@@ -112,3 +112,17 @@ def fail(call: Call, phase: str, peer: Any, expected: Any, seen: Any, reason: An
     for j in fx.range_constexpr(comm.world):
         store_relaxed(segment(comm, j), fx.Uint64(1))
     failed[0] = fx.Int32(1)
+
+
+@flyc.jit
+def fail_first(call: Call, phase: str, missing: Any, seen: Any, reason: Any) -> None:
+    """:func:`fail` for the first peer whose ``missing`` (u32, in the order of ``segment(comm, 1)``, …) is not zero.
+
+    ``seen``: a u64 that was read of each; its high half is reported.
+    """
+    peer, word = peer_rank(call.comm, call.comm.world - 1), seen[-1]
+    for j in fx.range_constexpr(call.comm.world - 2, 0, -1):
+        here = missing[j - 1] != fx.Uint32(0)
+        peer = here.select(peer_rank(call.comm, j), peer)
+        word = here.select(seen[j - 1], word)
+    fail(call, phase, peer, call.epoch, fx.Uint32(word >> fx.Uint64(32)), reason)

@@ -24,7 +24,7 @@ from flycomm.primitives.access import pull_fragment, push_fragment
 from flycomm.primitives.barrier import arrive, wait
 from flycomm.primitives.call import Call, staging
 from flycomm.primitives.peers import segment
-from flycomm.primitives.reduce import sum_in_rank_order
+from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
 
 
 @flyc.jit
@@ -56,7 +56,7 @@ def take(call: Call, fragment: Any, slot: Any) -> Any:
         filled = mine.select(fx.Int32((source + 1) % comm.world), fx.Int32(source))
         terms.append(mine.select(fragment, pull_fragment(base + staging(call, filled), fragment.dtype)))
     total = sum_in_rank_order(terms)
-    return call.ok.select(total, fx.Vector.filled(total.numel, float("nan"), fx.Float32))
+    return nan_unless(call.ok, total)
 
 
 def all_reduce_fragment(call: Call, fragment: Any, slot: Any) -> Any:

@@ -48,6 +48,20 @@ def segment(comm: Any, j: int) -> Any:
     return getattr(comm, f"segment{j}")
 
 
+def in_rank_order(comm: Any, own: Any, theirs: Any) -> list[Any]:
+    """``theirs[j - 1]``, a value of rank ``(rank + j) % world``, and ``own`` in the order of ranks 0, 1, …
+
+    By selects: an index that is only known at run time would push the values through memory.
+    """
+    ordered = []
+    for rank in range(comm.world):
+        value = own
+        for j in range(1, comm.world):
+            value = (peer_rank(comm, j) == fx.Int32(rank)).select(theirs[j - 1], value)
+        ordered.append(value)
+    return ordered
+
+
 def peer_rank(comm: Any, j: int) -> Any:
     """The rank (i32) whose segment is ``segment(comm, j)``."""
     shifted = comm.rank + fx.Int32(j)

@@ -19,3 +19,8 @@ def sum_in_rank_order(terms: Sequence[Any]) -> Any:
     for term in terms:
         total = total + term.to(fx.Float32)
     return total
+
+
+def nan_unless(ok: Any, total: Any) -> Any:
+    """``total`` (an f32 vector), or NaN in every element: what failed must not look like a result."""
+    return ok.select(total, fx.Vector.filled(total.numel, float("nan"), fx.Float32))

@@ -10,13 +10,9 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.channel import REASONS
 from flycomm.epoch import arrived
 from flycomm.primitives.access import acquire, clock, load_relaxed, store_flag
-
-_POLLS = 64  # between two looks at the clock and the abort word
-_TIMEOUT = REASONS.index("timeout")
-_ABORT = REASONS.index("abort")
+from flycomm.primitives.poll import POLLS, why_stop
 
 
 def pack(epoch: Any, tag: Any) -> Any:
@@ -64,13 +60,10 @@ def wait(address: Any, epoch: Any, limit: Any, abort_address: Any) -> Any:
         started = clock()
         while _behind(seen, epoch) & (reason == fx.Int32(0)):
             polls = fx.Int32(0)
-            while _behind(seen, epoch) & (polls < fx.Int32(_POLLS)):
+            while _behind(seen, epoch) & (polls < fx.Int32(POLLS)):
                 seen = load_relaxed(address)
                 polls = polls + fx.Int32(1)
             if _behind(seen, epoch):
-                late = (limit > fx.Int64(0)) & (clock() - started > limit)
-                reason = late.select(fx.Int32(_TIMEOUT), reason)
-                stop = load_relaxed(abort_address) != fx.Uint64(0)
-                reason = stop.select(fx.Int32(_ABORT), reason)
+                reason = why_stop(limit, started, abort_address)
     acquire(address)
     return reason, seen

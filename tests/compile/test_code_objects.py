@@ -42,7 +42,7 @@ def test_code_object(specialization: Specialization, arch: str):
 
     assert built.metadata[".symbol"] == f"{kernel}.kd"
     assert built.metadata[".private_segment_fixed_size"] == 0, "scratch memory"
-    assert built.metadata[".vgpr_spill_count"] == built.metadata[".sgpr_spill_count"] == 0
+    assert built.metadata[".vgpr_spill_count"] == 0  # scalar registers spill into vector ones, not into memory
     assert not built.metadata[".uses_dynamic_stack"]
 
 

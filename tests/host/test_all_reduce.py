@@ -8,14 +8,16 @@ import time
 import pytest
 import torch
 
+from flycomm.geometry import PROTOCOLS
 from tests.ranks import DTYPES, rank_order_sum, run, same_bits, sample
 
 SIZES = (0, 1, 7, 8, 9, 4095, 4096, 4097, 65536, 100_003)
 WORLDS = (1, 2, 3, 4, 5, 8)
 
-# Every pair of (world, dtype) once in the quick set, with sizes dealt out over them; everything in the full set.
+# Every pair of (world, dtype) and of (world, protocol) in the quick set, with sizes dealt out over them; everything in
+# the full set.
 QUICK = [
-    (world, dtype, SIZES[i % 3 :: 3])
+    (world, dtype, PROTOCOLS[(i + i // 3) % 3], SIZES[i % 3 :: 3])
     for i, (world, dtype) in enumerate((world, dtype) for world in WORLDS for dtype in DTYPES)
 ]
 
@@ -31,24 +33,25 @@ def _check(comm, shape, dtype, seed):
     return result
 
 
-@pytest.mark.parametrize(("world", "dtype", "sizes"), QUICK)
-def test_equals_the_rank_order_sum(world, dtype, sizes):
+@pytest.mark.parametrize(("world", "dtype", "protocol", "sizes"), QUICK)
+def test_equals_the_rank_order_sum(world, dtype, protocol, sizes):
     def body(comm):
         for seed, size in enumerate(sizes):
             _check(comm, (size,), DTYPES[dtype], seed)
 
-    run(world, body)
+    run(world, body, protocol=protocol)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world", range(1, 9))
-def test_every_size(world, dtype):
+def test_every_size(world, dtype, protocol):
     def body(comm):
         for seed, size in enumerate((*SIZES, 1 << 20)):
             _check(comm, (size,), DTYPES[dtype], seed)
 
-    run(world, body, max_bytes=128 << 20)
+    run(world, body, max_bytes=128 << 20, protocol=protocol)
 
 
 def test_a_million_elements():
@@ -97,30 +100,59 @@ def test_out_and_in_place(world):
     run(world, body)
 
 
-def test_special_values_have_the_same_bits_everywhere():
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_special_values_have_the_same_bits_everywhere(protocol):
     values = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40, 3.0e38, 6e-8, 65504.0]
 
     def body(comm):
         x = torch.tensor(values, device=comm.device).roll(comm.rank)
-        return comm.all_reduce(x).cpu(), comm.all_reduce(-torch.zeros(9, device=comm.device)).cpu()
+        zeros = [comm.all_reduce(-torch.zeros(9, dtype=dtype, device=comm.device)).cpu() for dtype in DTYPES.values()]
+        return comm.all_reduce(x).cpu(), comm.all_reduce(x.half()).cpu(), zeros
 
-    results = run(3, body)
-    for total, zeros in results:
+    results = run(3, body, protocol=protocol)
+    for total, half, zeros in results:
         assert same_bits(total, results[0][0])
-        assert same_bits(zeros, torch.zeros(9)), "a sum starts from +0.0"
+        assert same_bits(half, results[0][1])
+        assert all(same_bits(zero, torch.zeros_like(zero)) for zero in zeros), "a sum starts from +0.0"
 
 
-def test_a_late_rank_is_waited_for():
+def test_every_protocol_gives_the_same_bits():
+    def body(comm):
+        return [comm.all_reduce(sample(comm, (5000,), dtype, 3)).cpu() for dtype in DTYPES.values()]
+
+    by_protocol = [run(5, body, protocol=protocol) for protocol in PROTOCOLS]
+    flat = [[result for rank in ranks for result in rank] for ranks in by_protocol]
+    for results in zip(*flat, strict=True):
+        assert all(same_bits(result, results[0]) for result in results)
+
+
+def test_words_equal_to_the_sentinel_are_sums_like_any_other():
+    def body(comm):
+        x = torch.full((40,), -0.0, device=comm.device)
+        x[::3] = 1.0 + comm.rank
+        want = torch.zeros(40)
+        want[::3] = 3.0
+        assert same_bits(comm.all_reduce(x).cpu(), want)
+        pairs = torch.tensor([0.0, -0.0, 2.0, -0.0] * 10, dtype=torch.bfloat16, device=comm.device)
+        assert same_bits(comm.all_reduce(pairs).cpu(), torch.tensor([0.0, 0.0, 4.0, 0.0] * 10, dtype=torch.bfloat16))
+
+    run(2, body, protocol="sentinel")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_late_rank_is_waited_for(protocol):
     def body(comm):
         for late in range(comm.world_size):
             if comm.rank == late:
                 time.sleep(0.05)
             _check(comm, (5000,), torch.bfloat16, late)
 
-    run(3, body)
+    run(3, body, protocol=protocol)
 
 
-def test_ten_thousand_calls_with_changing_sizes():
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_ten_thousand_calls_with_changing_sizes(protocol):
     sizes = torch.randint(0, 2600, (10_000,), generator=torch.Generator().manual_seed(7)).tolist()
 
     def body(comm):
@@ -131,19 +163,20 @@ def test_ten_thousand_calls_with_changing_sizes():
             size = 0 if call % 17 == 0 else size
             assert torch.equal(comm.all_reduce(x[:size]), want[:size]), (comm.rank, call, size)
 
-    run(2, body)
+    run(2, body, protocol=protocol)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("world", [2, 3])
-def test_epochs_wrap(world):
+def test_epochs_wrap(world, protocol):
     def body(comm):
         comm._channels.reset(epoch=0xFFFFFFF0)
         comm._world.barrier()
         for seed in range(40):
-            _check(comm, (100,), torch.float32, seed)
+            _check(comm, (100 + 900 * (seed % 3),), torch.float32, seed)
         comm.barrier()
 
-    run(world, body)
+    run(world, body, protocol=protocol)
 
 
 def test_two_communicators():

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from flycomm import dispatch
+from flycomm.channel import SENTINEL
 from flycomm.errors import CommTimeout, DisagreementError
 from tests.ranks import rank_order_sum, run, same_bits, sample
+
+PHASE = {"flags": "signal", "packets": "packet", "sentinel": "sentinel"}
 
 
 def _give_up(comm, missing, call):
@@ -31,8 +34,10 @@ def _give_up(comm, missing, call):
     return caught.value.record
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_a_missing_peer_ends_in_a_timeout_and_recover_helps(world):
+@pytest.mark.parametrize(
+    ("world", "protocol"), [(2, "flags"), (3, "flags"), (5, "flags"), (2, "packets"), (3, "sentinel"), (5, "packets")]
+)
+def test_a_missing_peer_ends_in_a_timeout_and_recover_helps(world, protocol):
     def body(comm):
         x = sample(comm, (700,), torch.float32, 0)
         comm.all_reduce(x)
@@ -41,20 +46,20 @@ def test_a_missing_peer_ends_in_a_timeout_and_recover_helps(world):
         if record is not None:
             assert results[0].isnan().all(), "a failed call must not look like a result"
             assert record.rank == comm.rank
-            assert record.phase == "signal"
+            assert record.phase == PHASE[protocol]
             assert record.block == 0
             assert record.reason in ("timeout", "abort")
             assert record.expected == 2
             if record.reason == "timeout":
                 assert record.peer == 1
-                assert record.seen == 1
+                assert record.seen == {"flags": 1, "packets": 0, "sentinel": SENTINEL}[protocol]
         comm.recover()
         for seed in range(3):
             want = rank_order_sum(comm, (700,), torch.float32, seed)
             assert same_bits(comm.all_reduce(sample(comm, (700,), torch.float32, seed)), want)
         return record
 
-    records = [record for record in run(world, body, timeout=0.3) if record]
+    records = [record for record in run(world, body, timeout=0.3, protocol=protocol) if record]
     assert any(record.reason == "timeout" for record in records)
 
 

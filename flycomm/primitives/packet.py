@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets (LL): data that carries its own flag, for small messages. One link latency, half the bandwidth.
+
+A packet is two u64, each 4 bytes of data and the 32-bit epoch; a fragment is two packets, so a staging slot is twice as
+wide as the message's. A reader polls until every tag *equals* its epoch: there is no signal, no fence and no barrier
+with the peers. The idea is NCCL's LL protocol; the proof is in the docs' memory model. The verbs are those of
+:mod:`flycomm.primitives.fragment`, with :func:`meet` for ``arrive`` and ``wait``.
+"""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.channel import PACKETS_BYTES
+from flycomm.primitives.access import load_pair, store_pair
+from flycomm.primitives.call import Call, advance, begin, finish, staging
+from flycomm.primitives.peers import in_rank_order, peer_rank, segment
+from flycomm.primitives.poll import until_arrived
+from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
+
+__all__ = ["begin", "finish", "meet", "post", "take"]
+
+
+@flyc.jit
+def post(call: Call, fragment: Any, slot: Any) -> None:
+    """Push ``fragment`` (16 bytes) to slot ``slot`` (i32) of every peer, as packets of this call.
+
+    Called by one thread, after ``begin``; at most once a slot and call; the same thread takes it. Orders nothing else.
+    ``slot`` < ``comm.capacity / 32``. Writes nothing if the channel is poisoned.
+    """
+    if call.live:
+        words = fragment.bitcast(fx.Uint32)
+        tag = fx.Uint64(call.epoch) << fx.Uint64(32)
+        packed = [fx.Uint64(words[i]) | tag for i in range(4)]
+        offset = staging(call, call.comm.rank) + fx.Int64(slot) * fx.Int64(PACKETS_BYTES)
+        for j in fx.range_constexpr(1, call.comm.world):
+            store_pair(segment(call.comm, j) + offset, packed[0], packed[1])
+            store_pair(segment(call.comm, j) + offset + fx.Int64(16), packed[2], packed[3])
+
+
+def meet(call: Call) -> None:
+    """Between the posts and the takes of a call: a block barrier, and the epoch moves on. Every thread calls it.
+
+    Waits for no peer. The barrier is for the state: every thread has read it before thread 0 advances it.
+    """
+    fx.gpu.barrier()
+    advance(call)
+
+
+def _load(addresses: Any) -> Any:
+    return [word for address in addresses for at in (0, 16) for word in load_pair(address + fx.Int64(at))]
+
+
+def _missing(words: Any, epoch: Any) -> Any:
+    """Zero (u32) when every word is of ``epoch``."""
+    rest = fx.Uint32(0)
+    for word in words:
+        rest = rest | (fx.Uint32(word >> fx.Uint64(32)) ^ epoch)
+    return rest
+
+
+def take(call: Call, fragment: Any, slot: Any) -> Any:
+    """The sum over all ranks of what they posted to ``slot``, in rank order, as an f32 vector.
+
+    Called by the thread that posted the slot, after ``meet``; ``fragment`` is this rank's own term. Waits for every
+    peer's packets, up to ``comm.limit``. NaN in every element if one does not come, or if the channel is poisoned.
+    """
+    comm = call.comm
+    if comm.world == 1:
+        return nan_unless(call.live, sum_in_rank_order([fragment]))
+    base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(PACKETS_BYTES)
+    addresses = [base + staging(call, peer_rank(comm, j)) for j in range(1, comm.world)]
+    words, ok = until_arrived(call, "packet", lambda: _load(addresses), lambda some: _missing(some, call.epoch))
+    theirs = []
+    for j in range(comm.world - 1):
+        data = [fx.Uint32(word & fx.Uint64(0xFFFFFFFF)) for word in words[4 * j : 4 * j + 4]]
+        theirs.append(fx.Vector.from_elements(data, fx.Uint32).bitcast(fragment.dtype))
+    return nan_unless(ok, sum_in_rank_order(in_rank_order(comm, fragment, theirs)))

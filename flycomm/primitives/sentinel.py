@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sentinels (Lamport): data without tags, for float sums of medium size. One link latency, the whole bandwidth.
+
+Staging that has not been written holds the word 0x80000000, which a sender never sends: it sends 0 instead (as f32 −0
+becomes +0, as a 16-bit pair (+0, −0) becomes (+0, +0)), so only sums may use it. Three buffers: a call fills and reads
+``epoch % 3`` and clears, in its own memory, the one that the call before it read. The idea is Lamport's, as in
+TensorRT-LLM's one-shot all-reduce; the proof is in the docs' memory model. The verbs are those of
+:mod:`flycomm.primitives.packet`.
+"""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.channel import BUFFERS, DIRTY, FRAGMENT_BYTES, SENTINEL, state_offset
+from flycomm.primitives.access import load_element, load_pair, store_element, store_pair
+from flycomm.primitives.call import Call, advance, begin, finish, staging
+from flycomm.primitives.peers import in_rank_order, peer_rank, segment
+from flycomm.primitives.poll import until_arrived
+from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
+
+__all__ = ["begin", "finish", "meet", "post", "take"]
+
+_BUFFERS = BUFFERS["sentinel"]
+
+
+def _halves(fragment: Any) -> Any:
+    """The fragment as two u64 in which no u32 is the sentinel."""
+    words = fragment.bitcast(fx.Uint32)
+    clean = [(words[i] == fx.Uint32(SENTINEL)).select(fx.Uint32(0), words[i]) for i in range(4)]
+    return [fx.Uint64(clean[2 * i]) | (fx.Uint64(clean[2 * i + 1]) << fx.Uint64(32)) for i in range(2)]
+
+
+@flyc.jit
+def post(call: Call, fragment: Any, slot: Any) -> None:
+    """Push ``fragment`` (16 bytes of floats) to slot ``slot`` (i32) of every peer.
+
+    Called by one thread, after ``begin``; at most once a slot and call; the same thread takes it. Orders nothing else.
+    ``slot`` < ``comm.capacity / 16``. Writes nothing if the channel is poisoned.
+    """
+    if call.live:
+        low, high = _halves(fragment)
+        offset = staging(call, call.comm.rank, _BUFFERS) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+        for j in fx.range_constexpr(1, call.comm.world):
+            store_pair(segment(call.comm, j) + offset, low, high)
+
+
+@flyc.jit
+def meet(call: Call, first: Any, step: Any, count: Any) -> None:
+    """Between the posts and the takes: clear what this thread took in the call before, and move the epoch on.
+
+    Every thread calls it. ``first`` and ``step`` (i32): the thread's slots are ``first, first + step, …``; ``count``
+    (i32): this call uses slots below it. Waits for no peer; contains a block barrier.
+    """
+    comm = call.comm
+    state = comm.state + fx.Int64(state_offset(call.block))
+    dirty = load_element(state + fx.Int64(DIRTY), fx.Int32)
+    mark = fx.Uint64(SENTINEL) | (fx.Uint64(SENTINEL) << fx.Uint64(32))
+    if call.live:
+        slot = first
+        while slot < dirty:
+            base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+            for j in fx.range_constexpr(1, comm.world):
+                store_pair(base + staging(call, peer_rank(comm, j), _BUFFERS, _BUFFERS - 1), mark, mark)
+            slot = slot + step
+    fx.gpu.barrier()
+    if call.live & (fx.thread_idx.x == 0):
+        store_element(state + fx.Int64(DIRTY), count)
+    advance(call)
+
+
+def _load(addresses: Any) -> Any:
+    return [word for address in addresses for word in load_pair(address)]
+
+
+def _missing(words: Any) -> Any:
+    """Zero (u32) when no half of a word is the sentinel."""
+    rest = fx.Uint32(0)
+    for word in words:
+        for half in (fx.Uint32(word & fx.Uint64(0xFFFFFFFF)), fx.Uint32(word >> fx.Uint64(32))):
+            rest = rest | (half == fx.Uint32(SENTINEL)).select(fx.Uint32(1), fx.Uint32(0))
+    return rest
+
+
+def take(call: Call, fragment: Any, slot: Any) -> Any:
+    """The sum over all ranks of what they posted to ``slot``, in rank order, as an f32 vector.
+
+    Called by the thread that posted the slot, after ``meet``; ``fragment`` is this rank's own term. Waits until no word
+    of a peer is the sentinel, up to ``comm.limit``. NaN in every element if one stays, or if the channel is poisoned.
+    """
+    comm = call.comm
+    if comm.world == 1:
+        return nan_unless(call.live, sum_in_rank_order([fragment]))
+    base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+    addresses = [base + staging(call, peer_rank(comm, j), _BUFFERS) for j in range(1, comm.world)]
+    words, ok = until_arrived(call, "sentinel", lambda: _load(addresses), _missing)
+    theirs = [
+        fx.Vector.from_elements(words[2 * j : 2 * j + 2], fx.Uint64).bitcast(fragment.dtype)
+        for j in range(comm.world - 1)
+    ]
+    return nan_unless(ok, sum_in_rank_order(in_rank_order(comm, fragment, theirs)))

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One source, one result: a GPU's sums have the bits that the host target gives for the same inputs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.host_results import WORLDS, results
+from tests.launch import launch
+from tests.ranks import same_bits
+
+PROGRAM = Path(__file__).with_name("host_results.py")
+# One process runs one target, and activating it leaves FlyDSL's own variables behind.
+ON_HOST = {"FLYCOMM_TARGET": "host", "FLYDSL_COMPILE_BACKEND": "host", "FLYDSL_RUNTIME_KIND": "host"}
+
+
+@pytest.fixture(scope="module")
+def of_host(tmp_path_factory):
+    file = tmp_path_factory.mktemp("host") / "results.pt"
+    done = launch([sys.executable, str(PROGRAM), str(file)], timeout=100, env=ON_HOST)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_same_bits_as_on_the_host(of_host, world):
+    here = results(world)
+    assert here.keys() == of_host[world].keys()
+    different = [name for name, total in here.items() if not _same(total, of_host[world][name])]
+    assert not different, different
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal bits, but for NaN: which one an operation makes is left to the processor."""
+    nan = left.isnan()
+    return torch.equal(nan, right.isnan()) and same_bits(left.masked_fill(nan, 0), right.masked_fill(nan, 0))
