@@ -30,6 +30,7 @@ from flycomm.errors import (
 from flycomm.geometry import PROTOCOLS, geometry, size_class
 from flycomm.layout import Key, plan_layout
 from flycomm.ops import registry
+from flycomm.residency import Residency
 from flycomm.validate import check_options, check_out, usable
 from flycomm.views import tensor_at
 from flycomm.world import World
@@ -37,7 +38,6 @@ from flycomm.world import World
 logger = logging.getLogger("flycomm")
 
 _NAMES = {getattr(torch, entry.torch_name): entry.name for entry in REDUCIBLE.values()}
-_RESIDENT_THREADS = 1024  # a compute unit, of kernels that wait: half of what current GPUs hold
 
 
 class Communicator:
@@ -88,10 +88,13 @@ class Communicator:
         options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, kernel_channels]
         world.agree(json.dumps(options).encode(), "options of flycomm.init")
         world.agree(dispatch.table_hash(target.name), "dispatch table")
-        layout = plan_layout(
-            target.name, world.size, max_bytes, channels, capabilities.graphs, kernel_channels, protocol
-        )
-        self._check_residency(capabilities, layout.largest_class, channels)
+        kernel_blocks = sum(blocks for blocks, _ in kernel_channels.values())
+        residency = Residency.of(capabilities, self._ranks_on_device(), channels, kernel_blocks)
+        graphs, fits = capabilities.graphs, None
+        if graphs:
+            residency.check(target.name)
+            fits = residency.fits
+        layout = plan_layout(target.name, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits)
         registry.register(name, self)
         try:
             self._channels = Channels(world, target, layout, round(timeout * capabilities.clock_hz))
@@ -438,20 +441,6 @@ class Communicator:
                 "CUDA_DEVICE_MAX_CONNECTIONS (or GPU_MAX_HW_QUEUES) before the first use of the GPU"
             )
         return ranks
-
-    def _check_residency(self, capabilities: targets.Capabilities, largest: int, channels: int) -> None:
-        """Every kernel that may wait at the same time must fit on the device together (PROTOCOLS rule 12)."""
-        grid = geometry(self.target, largest)
-        lanes = channels * (2 if capabilities.graphs else 1)
-        ranks = self._ranks_on_device()
-        wanted = grid.blocks * lanes * ranks
-        room = capabilities.compute_units * max(1, _RESIDENT_THREADS // grid.threads)
-        if capabilities.graphs and wanted > room:
-            raise ResidencyError(
-                f"{ranks} rank(s) on one device with {lanes} lane(s) of up to {grid.blocks} waiting blocks are "
-                f"{wanted} blocks, over the {room} that this device keeps resident; use fewer channels, a smaller "
-                "max_bytes or fewer virtual ranks"
-            )
 
 
 @lru_cache(maxsize=4096)

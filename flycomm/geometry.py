@@ -35,21 +35,23 @@ class Entry:
     protocol: str
 
 
-def _gpu(packets_to: int, sentinel_to: int) -> tuple[Entry, ...]:
-    """A fragment a thread, 256 threads, up to 64 blocks: eight virtual ranks stay resident on two GPUs."""
-    classes = [(blocks * 4096, Geometry(blocks, 256)) for blocks in (1, 2, 4, 8, 16, 32, 64)]
-    classes += [(size << 10, Geometry(64, 256)) for size in (512, 1024, 2048, 4096)]
+def _small(packets_to: int, then: str) -> tuple[Entry, ...]:
+    """Up to 256 KiB: a fragment a thread, 256 threads a block; packets up to a class, another protocol above it."""
     return tuple(
-        Entry(size, grid, "packets" if size <= packets_to else "sentinel" if size <= sentinel_to else "flags")
-        for size, grid in classes
+        Entry(blocks * 4096, Geometry(blocks, 256), "packets" if blocks * 4096 <= packets_to else then)
+        for blocks in (1, 2, 4, 8, 16, 32, 64)
     )
 
 
 # cuda: measured on two H200s (docs/facts.md). rocm: modelled, not measured: packets where latency is all, flags above.
 # host: few fibers, since a GPU's geometry would need hundreds of thousands; flags, which poll least.
 TABLES: dict[str, tuple[Entry, ...]] = {
-    "cuda": _gpu(packets_to=128 << 10, sentinel_to=2 << 20),
-    "rocm": _gpu(packets_to=64 << 10, sentinel_to=0),
+    "cuda": (
+        *_small(packets_to=4 << 10, then="sentinel"),
+        Entry(512 << 10, Geometry(64, 512), "sentinel"),
+        Entry(LARGEST_CLASS, Geometry(128, 512), "sentinel"),
+    ),
+    "rocm": (*_small(packets_to=64 << 10, then="flags"), Entry(LARGEST_CLASS, Geometry(64, 256), "flags")),
     "host": (
         Entry(8 << 10, Geometry(1, 64), "flags"),
         Entry(LARGEST_CLASS, Geometry(2, 64), "flags"),

@@ -8,12 +8,12 @@ for each kernel channel. The rest of the memory, one part in :data:`USER_SHARE`,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from flycomm.channel import BUFFERS, SEGMENT_ALIGN, STATE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
 from flycomm.errors import UsageError
-from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, SYNC, entry, geometry, size_class
+from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, SYNC, Geometry, entry, geometry, size_class
 
 USER_SHARE = 8  # one part in so many of max_bytes is the user's own symmetric buffer
 
@@ -62,9 +62,15 @@ def plan_layout(
     graphs: bool,
     kernel_channels: dict[str, tuple[int, int]] | None = None,
     protocol: str = "auto",
+    fits: Callable[[Geometry], bool] | None = None,
 ) -> Layout:
-    """The largest set of size classes whose channels fit ``max_bytes``; raises :class:`UsageError` if none does."""
+    """The largest set of size classes whose channels fit ``max_bytes``; raises :class:`UsageError` if none does.
+
+    ``fits`` says of a grid whether it stays resident together with all that may wait at the same time (None: any).
+    """
     largest = LARGEST_CLASS
+    while largest > SMALLEST_CLASS and fits and not fits(geometry(target, largest)):
+        largest //= 2
     while largest >= SMALLEST_CLASS:
         layout = _lay_out(
             target, world, max_bytes, _keys(target, channels, graphs, largest, kernel_channels or {}, protocol), largest

@@ -141,8 +141,10 @@ def test_two_streams_on_two_channels():
 
 
 def test_more_waiting_blocks_than_the_device_holds_are_refused():
-    with pytest.raises(ResidencyError, match=r"waiting blocks are \d+ blocks, over the \d+ that this device keeps"):
-        run(2, lambda comm: None, channels=16, max_bytes=1 << 30)
+    with pytest.raises(
+        ResidencyError, match=r"want \d+ threads to wait .* over the \d+ that the device keeps resident"
+    ):
+        run(2, lambda comm: None, kernel_channels={"large": (1000, 4096)})
 
 
 @pytest.mark.full

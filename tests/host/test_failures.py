@@ -105,7 +105,7 @@ def test_different_counts_are_reported_by_tag():
             comm.check()
         return caught.value.record.reason
 
-    assert "mismatch" in run(2, body, timeout=2.0)
+    assert "mismatch" in run(2, body, timeout=2.0, protocol="flags")
 
 
 def test_debug_mode_names_both_sides():

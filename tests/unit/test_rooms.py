@@ -35,6 +35,7 @@ ROOMS = (
     "ops",
     "validate",
     "fallback",
+    "residency",
     "communicator",
     "start",
     DOOR,

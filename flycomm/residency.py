@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may wait at the same time must be on the device at the same time (PROTOCOLS rule 12).
+
+A kernel that waits for a peer keeps its place until the peer comes. Were the place not enough for all lanes of all
+virtual ranks on a device, one would wait for another that cannot start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flycomm.errors import ResidencyError
+from flycomm.geometry import SMALLEST_CLASS, Geometry, geometry
+from flycomm.targets import Capabilities
+
+_THREADS = 1024  # a compute unit, of kernels that wait: half of what current GPUs hold, so registers are no limit
+
+
+@dataclass(frozen=True)
+class Residency:
+    """The budget of one device: its ``compute_units``; ``lanes`` of each of the ``ranks`` on it, one waiting kernel a
+    lane; ``kernel_blocks`` of a rank's kernel channels, counted as one compute unit each."""
+
+    compute_units: int
+    lanes: int
+    ranks: int
+    kernel_blocks: int
+
+    @classmethod
+    def of(cls, found: Capabilities, ranks: int, channels: int, kernel_blocks: int) -> Residency:
+        """For ``channels`` of each rank; on a target with graphs each has a lane for captured calls too."""
+        return cls(found.compute_units, channels * (2 if found.graphs else 1), ranks, kernel_blocks)
+
+    def fits(self, grid: Geometry) -> bool:
+        """Whether every lane may wait with this grid."""
+        return self._wanted(grid) <= self.compute_units * _THREADS
+
+    def check(self, target: str) -> None:
+        """Raise :class:`ResidencyError` with the numbers if not even the smallest class's grid fits."""
+        grid = geometry(target, SMALLEST_CLASS)
+        if not self.fits(grid):
+            raise ResidencyError(
+                f"{self.ranks} rank(s) on one device, each with {self.lanes} lane(s) of {grid.blocks} blocks and "
+                f"{self.kernel_blocks} blocks of kernel channels, want {self._wanted(grid)} threads to wait at the "
+                f"same time, over the {self.compute_units * _THREADS} that the device keeps resident; use fewer channels, "
+                "smaller kernel channels or fewer virtual ranks"
+            )
+
+    def _wanted(self, grid: Geometry) -> int:
+        return self.ranks * (self.lanes * grid.blocks * grid.threads + self.kernel_blocks * _THREADS)
