@@ -42,8 +42,8 @@ class Residency:
             raise ResidencyError(
                 f"{self.ranks} rank(s) on one device, each with {self.lanes} lane(s) of {grid.blocks} blocks and "
                 f"{self.kernel_blocks} blocks of kernel channels, want {self._wanted(grid)} threads to wait at the "
-                f"same time, over the {self.compute_units * _THREADS} that the device keeps resident; use fewer channels, "
-                "smaller kernel channels or fewer virtual ranks"
+                f"same time, over the {self.compute_units * _THREADS} that the device keeps resident; use fewer "
+                "channels, smaller kernel channels or fewer virtual ranks"
             )
 
     def _wanted(self, grid: Geometry) -> int:

@@ -42,7 +42,7 @@ def any_bits(dtype: torch.dtype, rank: int) -> torch.Tensor:
     return torch.randint(limits.min, limits.max + 1, (ANY_BITS,), generator=generator).to(_words(dtype)).view(dtype)
 
 
-def results(world: int) -> dict[str, torch.Tensor]:
+def results(world: int, protocol: str = "auto") -> dict[str, torch.Tensor]:
     """The sums on ``world`` virtual ranks of the active target, by name, on the CPU; they are the same on all ranks."""
 
     def body(comm):
@@ -54,7 +54,7 @@ def results(world: int) -> dict[str, torch.Tensor]:
                 sums[f"{name} {make.__name__}"] = comm.all_reduce(make(dtype, comm.rank).to(comm.device)).cpu()
         return sums
 
-    first, *others = run(world, body)
+    first, *others = run(world, body, protocol=protocol)
     for rank, other in enumerate(others, 1):
         for name, total in first.items():
             assert same_bits(other[name], total), f"world {world}: {name} on rank {rank} is not as on rank 0"

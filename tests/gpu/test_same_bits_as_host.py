@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flycomm.geometry import PROTOCOLS
 from tests.gpu.host_results import WORLDS, results
 from tests.launch import launch
 from tests.ranks import same_bits
@@ -26,9 +27,10 @@ def of_host(tmp_path_factory):
     return torch.load(file, weights_only=True)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_same_bits_as_on_the_host(of_host, world):
-    here = results(world)
+def test_same_bits_as_on_the_host(of_host, world, protocol):
+    here = results(world, protocol)
     assert here.keys() == of_host[world].keys()
     different = [name for name, total in here.items() if not _same(total, of_host[world][name])]
     assert not different, different

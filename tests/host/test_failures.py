@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from flycomm import dispatch
+from flycomm import dispatch, targets
 from flycomm.channel import SENTINEL
-from flycomm.errors import CommTimeout, DisagreementError
+from flycomm.errors import CommTimeout, DisagreementError, PeerAccessError, TargetError
 from tests.ranks import rank_order_sum, run, same_bits, sample
 
 PHASE = {"flags": "signal", "packets": "packet", "sentinel": "sentinel"}
@@ -150,3 +150,17 @@ def test_a_rank_that_fails_on_the_host_does_not_keep_the_others_waiting():
     assert seen
     assert seen[0] < 20.0
     run(2, lambda comm: comm.barrier())  # the names are free again
+
+
+def test_refused_peer_access_is_an_error_on_all_ranks(monkeypatch):
+    memory = targets.active().memory
+
+    def refuse(*_):
+        raise TargetError("the driver says no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "open", refuse)
+        patched.setattr(memory, "enable_peer", refuse)
+        with pytest.raises(PeerAccessError, match=r"mapped by all ranks.*rank 0: .*says no.*rank 1: .*says no"):
+            run(2, lambda comm: None)
+    run(2, lambda comm: comm.barrier())
