@@ -10,7 +10,6 @@
 #define FLYCOMM_DRIVER_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "shim.h"
 
@@ -46,6 +45,19 @@ struct fc_rows {
     int (*error_string)(int code, const char **text);
 };
 
+/* Memory that is shared by file descriptor and not by IPC; what it has, the driver's ordinary calls do not know. Memory
+ * is this process's own, or its peers'. Calls return 0, or -1 with the error set, unless something else is said. */
+struct fc_fd_memory {
+    enum fc_handle_kind kind;
+    int (*alloc)(int device, size_t bytes, uint64_t *address); /* not zeroed */
+    bool (*has)(uint64_t address, bool peers);
+    int (*release)(uint64_t address, bool peers); /* frees or unmaps; returns the driver's code */
+    int (*export)(uint64_t address, uint8_t *handle, size_t *length);
+    void (*export_done)(uint64_t address); /* of any address */
+    int (*open)(int device, const uint8_t *handle, size_t length, uint64_t *address);
+    int (*peer_enable)(int device, int peer_device); /* returns the driver's code */
+};
+
 struct fc_driver {
     /* constant */
     const char *name;                /* "CUDA" */
@@ -53,8 +65,9 @@ struct fc_driver {
     const char *prefix;              /* how the file name of a copy already in the process begins */
     const char *const *sonames;      /* tried in this order; ends with NULL */
     const struct fc_symbol *symbols; /* rows, and the driver's own */
-    enum fc_handle_kind handle_kind;
-    size_t granule;      /* allocations are rounded up to this many bytes */
+    enum fc_handle_kind handle_kind; /* of IPC */
+    const struct fc_fd_memory *fd;   /* NULL where there is IPC alone */
+    size_t granule;                  /* allocations are rounded up to this many bytes */
     unsigned host_flags; /* of mapped host memory: usable on every device, and read while a kernel writes it */
 
     /* where the drivers differ; enter makes the device current, leave restores what was current before */
@@ -73,6 +86,7 @@ struct fc_driver {
 };
 
 extern struct fc_driver fc_cuda, fc_hip;
+extern const struct fc_fd_memory fc_cuda_fd;
 
 /* Both drivers use CUDA's numbers here. */
 enum { FC_PEER_ACCESS_ALREADY_ENABLED = 704, FC_IPC_LAZY_PEER_ACCESS = 1 };
@@ -90,9 +104,10 @@ int fc_driver_fail(struct fc_driver *driver, int code, const char *format, ...) 
 int fc_gpu_device_count(struct fc_driver *driver, int *count);
 int fc_gpu_device_query(struct fc_driver *driver, int device, fc_device_info *info);
 int fc_gpu_synchronize(struct fc_driver *driver, int device);
-int fc_gpu_alloc(struct fc_driver *driver, int device, size_t bytes, uint64_t *address);
+int fc_gpu_alloc(struct fc_driver *driver, int device, size_t bytes, int sharing, uint64_t *address);
 int fc_gpu_free(struct fc_driver *driver, int device, uint64_t address);
 int fc_gpu_export(struct fc_driver *driver, int device, uint64_t address, uint8_t *handle, size_t *length);
+int fc_gpu_export_done(struct fc_driver *driver, int device, uint64_t address);
 int fc_gpu_open(struct fc_driver *driver, int device, const uint8_t *handle, size_t length, uint64_t *address);
 int fc_gpu_close(struct fc_driver *driver, int device, uint64_t address);
 int fc_gpu_peer_enable(struct fc_driver *driver, int device, int peer_device);

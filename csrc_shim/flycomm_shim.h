@@ -19,10 +19,14 @@ extern "C" {
 #define FC_API __attribute__((visibility("default")))
 
 /* Raised with every change of this page; flycomm/_shim.py names the one it was written for. */
-#define FC_VERSION "1"
+#define FC_VERSION "2"
 
 enum fc_target { FC_HOST = 0, FC_CUDA = 1, FC_HIP = 2 };
 enum { FC_HANDLE_BYTES = 128 };
+
+/* How memory of a GPU reaches other processes: by the driver's IPC, by a file descriptor (CUDA has both), or by a
+ * descriptor where the driver refuses IPC. A handle says which it was. The host target has one way of its own. */
+enum fc_sharing { FC_SHARING_AUTO = 0, FC_SHARING_IPC = 1, FC_SHARING_FD = 2 };
 
 typedef struct fc_device_info {
     char name[128];
@@ -44,7 +48,7 @@ FC_API int fc_device_query(int target, int device, fc_device_info *info);
 FC_API int fc_synchronize(int target, int device);
 
 /* ---- memory that peers may map (PROTOCOLS, "Memory") */
-FC_API int fc_alloc(int target, int device, size_t bytes, uint64_t *address);     /* at least 4096-aligned, zeroed */
+FC_API int fc_alloc(int target, int device, size_t bytes, int sharing, uint64_t *address); /* 4096-aligned, zeroed */
 FC_API int fc_free(int target, int device, uint64_t address);
 FC_API int fc_export(int target, int device, uint64_t address, uint8_t handle[FC_HANDLE_BYTES], size_t *length);
 FC_API int fc_export_done(int target, int device, uint64_t address);              /* all peers have opened: unlink names */

@@ -119,6 +119,7 @@ struct fc_driver fc_cuda = {
     .sonames = sonames,
     .symbols = symbols,
     .handle_kind = FC_HANDLE_CUDA_IPC,
+    .fd = &fc_cuda_fd,
     /* The driver cuts small allocations from blocks of 2 MiB, and a handle shares the whole block. */
     .granule = 2 << 20,
     .host_flags = HOST_PORTABLE | HOST_DEVICE_MAP,

@@ -2,21 +2,17 @@
  *
  * The host target's memory: POSIX shared memory, mode 0600.
  *
- * A name exists from fc_alloc until all peers have mapped it (fc_export_done). While it exists, its owner holds a lock
- * on the file, and the kernel drops that lock when the owner dies. So a name without a lock is left over from a process
- * that was killed, whatever became of its pid since, and the next call here removes it.
+ * A name exists from fc_alloc until all peers have mapped it (fc_export_done). What a killed process leaves in /dev/shm
+ * goes with the next call here (names.c).
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -24,8 +20,7 @@
 #include "host_runtime.h"
 #include "shim.h"
 
-#define FOLDER "/dev/shm" /* where libc's shm_open puts names */
-#define PREFIX "flycomm."
+#define FOLDER FC_NAMES_FOLDER /* where libc's shm_open puts names */
 enum { NAME_BYTES = 64, PAGE = 4096 };
 
 struct shm_handle {
@@ -91,44 +86,13 @@ __attribute__((destructor)) static void remove_names_at_exit(void)
     pthread_mutex_unlock(&mappings_lock);
 }
 
-static int lock_file(int file, int operation)
-{
-    int result;
-    do
-        result = flock(file, operation);
-    while (result != 0 && errno == EINTR);
-    return result;
-}
-
-/* Removes the names of this user's dead processes. */
-static void sweep(void)
-{
-    DIR *folder = opendir(FOLDER);
-    if (folder == NULL)
-        return;
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-        if (strncmp(entry->d_name, PREFIX, strlen(PREFIX)) != 0)
-            continue;
-        int file = openat(dirfd(folder), entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (file < 0)
-            continue;
-        struct stat status;
-        if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
-            lock_file(file, LOCK_EX | LOCK_NB) == 0)
-            unlinkat(dirfd(folder), entry->d_name, 0);
-        close(file);
-    }
-    closedir(folder);
-}
-
 /* A new, locked, empty shared-memory file, or -1 with the error set. */
 static int create(char name[NAME_BYTES])
 {
     for (;;) {
-        uint64_t random = 0;
-        if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
-            return fc_fail("the system gives no random numbers for a shared-memory name: %s", strerror(errno));
-        snprintf(name, NAME_BYTES, "/" PREFIX "%ld.%016llx", (long)getpid(), (unsigned long long)random);
+        name[0] = '/';
+        if (fc_name_make(name + 1, NAME_BYTES - 1) != 0)
+            return -1;
         int file = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
         if (file < 0 && errno == EEXIST)
             continue;
@@ -136,7 +100,7 @@ static int create(char name[NAME_BYTES])
             return fc_fail("shared memory %s cannot be created: %s; check that " FOLDER " is there and writable", name,
                            strerror(errno));
         struct stat status;
-        if (lock_file(file, LOCK_EX) != 0 || fstat(file, &status) != 0) {
+        if (fc_name_lock(file) != 0 || fstat(file, &status) != 0) {
             int error = errno;
             shm_unlink(name);
             close(file);
@@ -166,7 +130,7 @@ static int no_space(const char *name, size_t bytes, int error)
 
 int fc_host_alloc(size_t bytes, uint64_t *address)
 {
-    sweep();
+    fc_names_sweep();
     struct mapping *mapping = calloc(1, sizeof *mapping);
     if (mapping == NULL)
         return fc_fail("out of memory");
@@ -207,7 +171,7 @@ int fc_host_free(uint64_t address)
     remove_name(mapping);
     munmap(mapping->address, mapping->bytes);
     free(mapping);
-    sweep(); /* when an exchange failed because a peer was killed, its names go now */
+    fc_names_sweep(); /* when an exchange failed because a peer was killed, its names go now */
     return 0;
 }
 
@@ -243,8 +207,7 @@ int fc_host_export_done(uint64_t address)
 /* Peers are of the same user, and still a handle opens nothing but this library's own kind of name. */
 static int valid(const struct shm_handle *handle)
 {
-    return memchr(handle->name, '\0', NAME_BYTES) != NULL &&
-           strncmp(handle->name, "/" PREFIX, strlen("/" PREFIX)) == 0 && strchr(handle->name + 1, '/') == NULL;
+    return handle->name[0] == '/' && fc_name_valid(handle->name + 1, NAME_BYTES - 1);
 }
 
 int fc_host_open(const uint8_t *handle, size_t length, uint64_t *address)

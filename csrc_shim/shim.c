@@ -91,11 +91,11 @@ int fc_device_query(int target, int device, fc_device_info *info)
 
 int fc_synchronize(int target, int device) { TO_DEVICE(0, fc_gpu_synchronize(driver, device)); }
 
-int fc_alloc(int target, int device, size_t bytes, uint64_t *address)
+int fc_alloc(int target, int device, size_t bytes, int sharing, uint64_t *address)
 {
     if (bytes == 0)
         return fc_fail("an allocation of 0 bytes was asked for; ask for at least 1");
-    TO_DEVICE(fc_host_alloc(bytes, address), fc_gpu_alloc(driver, device, bytes, address));
+    TO_DEVICE(fc_host_alloc(bytes, address), fc_gpu_alloc(driver, device, bytes, sharing, address));
 }
 
 int fc_free(int target, int device, uint64_t address)
@@ -108,7 +108,10 @@ int fc_export(int target, int device, uint64_t address, uint8_t handle[FC_HANDLE
     TO_DEVICE(fc_host_export(address, handle, length), fc_gpu_export(driver, device, address, handle, length));
 }
 
-int fc_export_done(int target, int device, uint64_t address) { TO_DEVICE(fc_host_export_done(address), 0); }
+int fc_export_done(int target, int device, uint64_t address)
+{
+    TO_DEVICE(fc_host_export_done(address), fc_gpu_export_done(driver, device, address));
+}
 
 int fc_open(int target, int device, const uint8_t *handle, size_t length, uint64_t *address)
 {

@@ -18,7 +18,8 @@ from flycomm.errors import TargetError
 
 HOST, CUDA, HIP = 0, 1, 2  # enum fc_target
 HANDLE_BYTES = 128
-_VERSION = "1"  # FC_VERSION of the header that this file was written for
+SHARING = {"auto": 0, "ipc": 1, "fd": 2}  # enum fc_sharing
+_VERSION = "2"  # FC_VERSION of the header that this file was written for
 _REBUILD = "build it with `make` or `pip install .`"
 
 
@@ -40,7 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "fc_device_count": (c_int, POINTER(c_int)),
     "fc_device_query": (c_int, c_int, POINTER(DeviceInfo)),
     "fc_synchronize": (c_int, c_int),
-    "fc_alloc": (c_int, c_int, c_size_t, POINTER(c_uint64)),
+    "fc_alloc": (c_int, c_int, c_size_t, c_int, POINTER(c_uint64)),
     "fc_free": (c_int, c_int, c_uint64),
     "fc_export": (c_int, c_int, c_uint64, POINTER(c_uint8), POINTER(c_size_t)),
     "fc_export_done": (c_int, c_int, c_uint64),

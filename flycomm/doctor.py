@@ -43,6 +43,7 @@ def collect() -> dict[str, Any]:
         "targets": found,
         "peer_access": _guarded(lambda: _peer_access(found)),
         "shared_memory": _guarded(_shared_memory),
+        "memory_sharing": _guarded(lambda: _memory_sharing(found)),
         "amd_linker": _guarded(_amd_linker),
         "mpi": _guarded(_mpi),
         "environment": [_variable(variable) for variable in env.ALL],
@@ -101,6 +102,11 @@ def _peer_access(found: list[dict[str, Any]]) -> list[list[bool]] | None:
 def _shared_memory() -> dict[str, Any]:
     usage = shutil.disk_usage("/dev/shm")
     return {"path": "/dev/shm", "total_bytes": usage.total, "free_bytes": usage.free}
+
+
+def _memory_sharing(found: list[dict[str, Any]]) -> dict[str, str]:
+    """How each usable target's ranks reach each other's memory."""
+    return {one["name"]: targets.get(one["name"]).memory.sharing(0) for one in found if one["ok"]}
 
 
 def _amd_linker() -> dict[str, Any]:
@@ -172,6 +178,7 @@ def show(report: dict[str, Any]) -> None:
         )
     _show_peers(report["peer_access"])
     _pairs("Shared memory", report["shared_memory"])
+    _pairs("Memory sharing between processes", report["memory_sharing"])
     _pairs("Linker for AMD code objects", report["amd_linker"])
     _pairs("MPI", report["mpi"])
     _console.table(

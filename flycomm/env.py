@@ -66,9 +66,25 @@ TARGET = Variable("FLYCOMM_TARGET", _choice("rocm", "cuda", "host"), "", "target
 TIMEOUT = Variable("FLYCOMM_TIMEOUT", float, 30.0, "seconds that a wait inside a kernel may last; 0 waits for ever")
 DEBUG = Variable("FLYCOMM_DEBUG", _flag, False, "1 compares every call's arguments across ranks before it is launched")
 SHIM = Variable("FLYCOMM_SHIM", str, "", "path of libflycomm_shim.so, instead of the one in the package")
+CUDA_SHARING = Variable(
+    "FLYCOMM_CUDA_SHARING",
+    _choice("auto", "ipc", "fd"),
+    "auto",
+    "how ranks share memory: ipc, fd (file descriptors), or auto: fd where ipc is refused (cuda)",
+)
 HOST_WEAK = Variable("FLYCOMM_HOST_WEAK", _flag, False, "1 lets stores to peers land late and out of order (host)")
 HOST_SEED = Variable("FLYCOMM_HOST_SEED", int, 1, "seed of the weak mode's order (host)")
 HOST_WARP = Variable("FLYCOMM_HOST_WARP", _one_of_ints(32, 64), 32, "threads of a warp: 32 or 64 (host)")
 HOST_THREADS = Variable("FLYCOMM_HOST_THREADS", int, 0, "OS threads that run one launch's blocks; 0: the cores (host)")
 
-ALL: tuple[Variable, ...] = (TARGET, TIMEOUT, DEBUG, SHIM, HOST_WEAK, HOST_SEED, HOST_WARP, HOST_THREADS)
+ALL: tuple[Variable, ...] = (
+    TARGET,
+    TIMEOUT,
+    DEBUG,
+    SHIM,
+    CUDA_SHARING,
+    HOST_WEAK,
+    HOST_SEED,
+    HOST_WARP,
+    HOST_THREADS,
+)

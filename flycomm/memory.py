@@ -198,8 +198,11 @@ class SymmetricBuffer:
 
 @contextmanager
 def _noted(problems: list[str], prefix: str = "") -> Iterator[None]:
-    """Keep a target's error for the vote: a rank that raised alone would leave the others waiting."""
+    """Keep a target's error for the vote: a rank that raised alone would leave the others waiting.
+
+    So with a :class:`UsageError`: a rank's environment may have a value that the others' do not have.
+    """
     try:
         yield
-    except TargetError as error:
+    except (TargetError, UsageError) as error:
         problems.append(f"{prefix}{error}")

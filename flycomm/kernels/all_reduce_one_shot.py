@@ -35,7 +35,7 @@ def _build(
     def one_shot(comm: peers, tag: fx.Int32, source: fx.Pointer, out: fx.Pointer, count: fx.Int32):
         source_address = fx.Int64(fx.ptrtoint(source))
         out_address = fx.Int64(fx.ptrtoint(out))
-        call = fc.begin(comm, tag)
+        call = protocol.begin(comm, tag)
         first = fx.Int32(fx.block_idx.x) * fx.Int32(threads) + fx.Int32(fx.thread_idx.x)
         fragments = num_fragments(count, element)
 
@@ -49,7 +49,7 @@ def _build(
             total = protocol.take(call, load_slot(source_address, element, slot, count), slot)
             store_slot(out_address, total.to(element), slot, count)
             slot = slot + fx.Int32(step)
-        fc.finish(call)
+        protocol.finish(call)
 
     @flyc.jit
     def launch(comm: peers, tag: fx.Int32, source: fx.Pointer, out: fx.Pointer, count: fx.Int32, stream: fx.Stream):

@@ -22,9 +22,11 @@ import flydsl.expr as fx
 from flycomm.channel import FRAGMENT_BYTES
 from flycomm.primitives.access import pull_fragment, push_fragment
 from flycomm.primitives.barrier import arrive, wait
-from flycomm.primitives.call import Call, staging
+from flycomm.primitives.call import Call, begin, finish, staging
 from flycomm.primitives.peers import segment
 from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
+
+__all__ = ["all_reduce_fragment", "arrive", "begin", "finish", "post", "take", "wait"]
 
 
 @flyc.jit

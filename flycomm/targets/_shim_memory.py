@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ctypes
 
-from flycomm import _shim
+from flycomm import _shim, env
 from flycomm.errors import UsageError
 from flycomm.targets.base import MappedMemory, Memory
+
+_WAYS = {1: "shm", 2: "ipc", 3: "ipc", 4: "fd"}  # enum fc_handle_kind, the first byte of a handle
 
 
 class ShimMemory(Memory):
@@ -22,7 +24,8 @@ class ShimMemory(Memory):
         if num_bytes <= 0:
             raise UsageError(f"an allocation of {num_bytes} bytes was asked for; ask for at least 1")
         address = ctypes.c_uint64()
-        _shim.check(_shim.lib().fc_alloc(self._target, device, num_bytes, ctypes.byref(address)))
+        sharing = _shim.SHARING[env.CUDA_SHARING.get() if self._target == _shim.CUDA else "auto"]
+        _shim.check(_shim.lib().fc_alloc(self._target, device, num_bytes, sharing, ctypes.byref(address)))
         return address.value
 
     def free(self, address: int, device: int) -> None:
@@ -45,6 +48,13 @@ class ShimMemory(Memory):
 
     def close(self, address: int, device: int) -> None:
         _shim.check(_shim.lib().fc_close(self._target, device, address))
+
+    def sharing(self, device: int) -> str:
+        address = self.allocate(1, device)
+        try:
+            return _WAYS[self.export(address, device)[0]]
+        finally:
+            self.free(address, device)
 
     def enable_peer(self, device: int, peer_device: int) -> None:
         _shim.check(_shim.lib().fc_peer_enable(self._target, device, peer_device))

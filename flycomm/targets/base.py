@@ -73,6 +73,10 @@ class Memory(ABC):
     def close(self, address: int, device: int) -> None: ...
 
     @abstractmethod
+    def sharing(self, device: int) -> str:
+        """How memory of ``device`` reaches other processes: "shm", "ipc" or "fd"; shares a little of it to find out."""
+
+    @abstractmethod
     def enable_peer(self, device: int, peer_device: int) -> None:
         """Let ``device`` use what this process allocates on ``peer_device``; safe to call again."""
 

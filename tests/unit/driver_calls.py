@@ -60,6 +60,10 @@ def use(name: str, library: str) -> None:
         memory.enable_peer(0, 1)
         memory.enable_peer(1, 1)
     assert [fake.fake_peer(0, 1), fake.fake_peer(1, 0), fake.fake_peer(1, 1)] == [2, 0, 0]
+    if name == "hip":
+        by_fd = (target, 0, 1, _shim.SHARING["fd"], ctypes.byref(ctypes.c_uint64()))
+        fails(lambda: _shim.check(_shim.lib().fc_alloc(*by_fd)), "HIP shares memory by IPC alone")
+    assert memory.sharing(0) == "ipc"
     fails(lambda: memory.allocate(1, 2), "device 2 does not exist", "use 0 to 1")
     fails(lambda: memory.open(b"\1" + handle[1:], 0), "of 72 bytes and kind 1 is not one of", "same target")
     assert fake.fake_current() == max(before, {"cuda": -1, "hip": 0}[name]), "the caller's device is current again"

@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A GPU driver of two devices whose memory is the host's, for test_drivers.py: built with -DCUDA or -DHIP. It checks
- * that every call that needs a device has one, and answers FAKE_FAIL=<function>=<code> with that code.
+ * that every call that needs a device has one, and answers FAKE_FAIL=<function>=<code>,… with these codes. Memory of
+ * cuMemCreate is a memfd, so that processes really share it.
  */
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 typedef struct {
     uint64_t address;
     uint8_t rest[56];
 } handle;
 
-static int current = -1; /* device; CUDA: of the context on top of the stack */
+static _Thread_local int current = -1; /* device; CUDA: of the context on top of the stack */
 static int live, opened, peers[2][2];
 
 int fake_current(void) { return current; }
@@ -24,18 +29,27 @@ int fake_peer(int device, int peer) { return peers[device][peer]; }
 static int answer(const char *function, int needs_device)
 {
     const char *fail = getenv("FAKE_FAIL");
+    const char *found = fail != NULL ? strstr(fail, function) : NULL;
     size_t length = strlen(function);
-    if (fail != NULL && strncmp(fail, function, length) == 0 && fail[length] == '=')
-        return atoi(fail + length + 1);
+    if (found != NULL && found[length] == '=')
+        return atoi(found + length + 1);
     return needs_device && current < 0 ? 201 : 0;
 }
 
+static pthread_mutex_t calling = PTHREAD_MUTEX_INITIALIZER;
+
+static void end_call(int *begun)
+{
+    (void)begun;
+    pthread_mutex_unlock(&calling);
+}
+
+/* One call at a time, to its end. */
 #define CALL(needs_device)                                                                                             \
-    do {                                                                                                               \
-        int code = answer(__func__, needs_device);                                                                     \
-        if (code != 0)                                                                                                 \
-            return code;                                                                                               \
-    } while (0)
+    __attribute__((cleanup(end_call))) int begun = pthread_mutex_lock(&calling);                                       \
+    int failure = begun != 0 ? begun : answer(__func__, needs_device);                                                 \
+    if (failure != 0)                                                                                                  \
+        return failure
 
 static int attribute(int *value, int index, int device)
 {
@@ -51,20 +65,37 @@ static int attribute(int *value, int index, int device)
     }
 }
 
+static uint64_t allocated[64];
+
+static int note(void *memory)
+{
+    for (size_t i = 0; memory != NULL && i < sizeof allocated / sizeof allocated[0]; i++)
+        if (allocated[i] == 0) {
+            allocated[i] = (uint64_t)(uintptr_t)memory;
+            live++;
+            return 0;
+        }
+    return 2;
+}
+
 static int allocate(uint64_t *address, size_t bytes)
 {
     void *memory = aligned_alloc(4096, bytes);
     memset(memory, 0x5a, bytes);
-    live++;
     *address = (uint64_t)(uintptr_t)memory;
-    return 0;
+    return note(memory);
 }
 
 static int release(uint64_t address)
 {
-    live--;
-    free((void *)(uintptr_t)address);
-    return 0;
+    for (size_t i = 0; i < sizeof allocated / sizeof allocated[0]; i++)
+        if (address != 0 && allocated[i] == address) {
+            allocated[i] = 0;
+            live--;
+            free((void *)(uintptr_t)address);
+            return 0;
+        }
+    return 1;
 }
 
 static int fill(uint64_t address, unsigned word, size_t words)
@@ -88,7 +119,7 @@ static int words_of(int code, const char **text)
 
 #ifdef CUDA
 #define BOTH(cuda, hip) cuda
-static int stack[8], depth;
+static _Thread_local int stack[8], depth;
 
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
@@ -126,6 +157,124 @@ int cuCtxEnablePeerAccess(void *context, unsigned flags)
     CALL(1);
     (void)flags;
     return peers[current][(uintptr_t)context - 1]++ ? 704 : 0;
+}
+
+/* cuMem: a handle is a memfd's number, an address range is one mapping. What is accessible to nobody faults. */
+enum { GRANULE = 2 << 20, RANGES = 16 };
+struct properties { int type, handle_types, place, device; void *reserved; uint8_t flags[8]; };
+struct access_from { int place, device, flags; };
+static struct range { uint64_t address; size_t bytes; int mapped, devices; } ranges[RANGES];
+
+static struct range *range_at(uint64_t address, size_t bytes)
+{
+    for (struct range *range = ranges; range < ranges + RANGES; range++)
+        if (address != 0 && range->address == address && range->bytes == bytes)
+            return range;
+    return NULL;
+}
+
+/* Bit d: device d may use the memory that is mapped there. */
+int fake_devices_of(uint64_t address)
+{
+    for (struct range *range = ranges; range < ranges + RANGES; range++)
+        if (address != 0 && range->address == address)
+            return range->devices;
+    return 0;
+}
+
+int cuMemGetAllocationGranularity(size_t *bytes, const struct properties *wanted, int option)
+{
+    CALL(0);
+    *bytes = GRANULE;
+    return wanted->type != 1 || option != 0;
+}
+int cuMemCreate(uint64_t *made, size_t bytes, const struct properties *wanted, unsigned long long flags)
+{
+    CALL(0);
+    if (bytes % GRANULE != 0 || flags != 0 || wanted->handle_types != 1 || wanted->place != 1 || wanted->device > 1)
+        return 1;
+    int file = memfd_create("fake", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0 || pwrite(file, "\x5a", 1, (off_t)bytes / 2) != 1)
+        return 2;
+    live++;
+    *made = (uint64_t)file;
+    return 0;
+}
+int cuMemRelease(uint64_t memory)
+{
+    CALL(0);
+    live--;
+    return close((int)memory) != 0;
+}
+int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted, unsigned long long flags)
+{
+    CALL(0);
+    struct range *range = ranges;
+    while (range < ranges + RANGES && range->address != 0)
+        range++;
+    if (range == ranges + RANGES || bytes % GRANULE != 0 || alignment != 0 || wanted != 0 || flags != 0)
+        return 1;
+    void *reserved = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (reserved == MAP_FAILED)
+        return 2;
+    live++;
+    *range = (struct range){.address = (uint64_t)(uintptr_t)reserved, .bytes = bytes};
+    *address = range->address;
+    return 0;
+}
+int cuMemAddressFree(uint64_t address, size_t bytes)
+{
+    CALL(0);
+    struct range *range = range_at(address, bytes);
+    if (range == NULL || range->mapped)
+        return 1;
+    live--;
+    range->address = 0;
+    return munmap((void *)(uintptr_t)address, bytes) != 0;
+}
+int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t memory, unsigned long long flags)
+{
+    CALL(0);
+    struct range *range = range_at(address, bytes);
+    if (range == NULL || range->mapped || offset != 0 || flags != 0 || lseek((int)memory, 0, SEEK_END) != (off_t)bytes)
+        return 1;
+    live++;
+    range->mapped = 1;
+    return mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)memory, 0) == MAP_FAILED;
+}
+int cuMemUnmap(uint64_t address, size_t bytes)
+{
+    CALL(0);
+    struct range *range = range_at(address, bytes);
+    if (range == NULL || !range->mapped)
+        return 1;
+    live--;
+    range->mapped = range->devices = 0;
+    const int private = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    return mmap((void *)(uintptr_t)address, bytes, PROT_NONE, private, -1, 0) == MAP_FAILED;
+}
+int cuMemSetAccess(uint64_t address, size_t bytes, const struct access_from *from, size_t count)
+{
+    CALL(0);
+    struct range *range = range_at(address, bytes);
+    if (range == NULL || !range->mapped || count != 1 || from->place != 1 || from->flags != 3)
+        return 1;
+    range->devices |= 1 << from->device;
+    return mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) != 0;
+}
+int cuMemExportToShareableHandle(void *made, uint64_t memory, int kind, unsigned long long flags)
+{
+    CALL(0);
+    *(int *)made = dup((int)memory);
+    return kind != 1 || flags != 0 || *(int *)made < 0;
+}
+int cuMemImportFromShareableHandle(uint64_t *memory, void *got, int kind)
+{
+    CALL(0);
+    int file = dup((int)(intptr_t)got);
+    live++;
+    *memory = (uint64_t)file;
+    return kind != 1 || file < 0;
 }
 #else
 #define BOTH(cuda, hip) hip
@@ -237,6 +386,8 @@ int BOTH(cuIpcCloseMemHandle, hipIpcCloseMemHandle)(uint64_t address)
 {
     CALL(1);
     (void)address;
+    if (opened == 0)
+        return 1;
     opened--;
     return 0;
 }
@@ -244,8 +395,7 @@ int BOTH(cuMemHostAlloc, hipHostMalloc)(void **host, size_t bytes, unsigned flag
 {
     CALL(1);
     *host = malloc(bytes);
-    live++;
-    return (flags & 3) != 3;
+    return (flags & 3) != 3 ? 1 : note(*host);
 }
 int BOTH(cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer)(uint64_t *address, void *host, unsigned flags)
 {

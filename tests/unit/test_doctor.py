@@ -17,7 +17,8 @@ from flycomm.errors import TargetError
 from flycomm.targets.base import Availability, Capabilities
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = {"versions", "targets", "peer_access", "shared_memory", "amd_linker", "mpi", "environment", "channels"}
+SECTIONS = {"versions", "targets", "peer_access", "shared_memory", "memory_sharing", "amd_linker", "mpi"}
+SECTIONS |= {"environment", "channels"}
 
 
 class _Runtime:
@@ -25,10 +26,16 @@ class _Runtime:
         return 2
 
 
+class _Memory:
+    def sharing(self, device: int) -> str:
+        return "pigeons"
+
+
 class _Target:
     """A target that is there (two devices), or for which something is missing."""
 
     runtime = _Runtime()
+    memory = _Memory()
 
     def __init__(self, reason: str = ""):
         self._reason = reason
@@ -77,6 +84,7 @@ def test_tables_show_devices_peers_and_channels(machine: Any, capsys: pytest.Cap
         "100 MHz",
         "no driver",
         "Peer access",
+        "pigeons",
         "FLYCOMM_TIMEOUT",
         "64 MiB",
     ):
@@ -98,12 +106,13 @@ def test_what_is_broken_is_said_in_its_section(
         raise RuntimeError("driver and library do not match")
 
     machine(rocm=_Target("no HIP"), cuda=_Target("no driver"), host=_Target())
-    for section in ("_versions", "_peer_access", "_shared_memory", "_amd_linker", "_mpi", "_channels"):
+    sections = ("_versions", "_peer_access", "_shared_memory", "_memory_sharing", "_amd_linker", "_mpi", "_channels")
+    for section in sections:
         monkeypatch.setattr(doctor, section, broken)
     monkeypatch.setenv(env.TIMEOUT.name, "soon")
     assert commands.main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("RuntimeError: driver and library do not match") == 6
+    assert shown.count("RuntimeError: driver and library do not match") == len(sections)
     assert "FLYCOMM_TIMEOUT='soon' is not understood" in shown
 
 

@@ -3,41 +3,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from flycomm import _shim, env
 from flycomm.errors import TargetError
+from tests.unit import fake_drivers
+from tests.unit.fake_drivers import COMPILER, ROOT, SONAMES, build
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-SONAMES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so.7"}
-COMPILER = shutil.which("cc")
+call = partial(fake_drivers.call, "driver_calls.py")
 
 
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a fake driver of each kind."""
-    if COMPILER is None:
-        pytest.skip("there is no C compiler (cc) to build the fake driver with")
     folder = tmp_path_factory.mktemp("drivers")
     for name, soname in SONAMES.items():
-        options = ["-shared", "-fPIC", f"-D{name.upper()}", f"-Wl,-soname,{soname}"]
-        subprocess.run([COMPILER, *options, str(HERE / "fake_driver.c"), "-o", str(folder / soname)], check=True)
+        build(name, folder / soname)
     return folder
-
-
-def call(*arguments: str, **variables: str) -> None:
-    """Run a case of driver_calls.py in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    command = [sys.executable, str(HERE / "driver_calls.py"), *arguments]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (run.returncode, run.stdout) == (0, "ok\n"), run.stderr
 
 
 @pytest.mark.parametrize("name", SONAMES)
@@ -51,8 +37,7 @@ def test_a_copy_in_the_process_is_used_whatever_its_name(fakes: Path, tmp_path: 
     """As torch brings one: a file name with a hash, a soname that nobody would try."""
     stem = SONAMES[name].split(".")[0]
     copy = tmp_path / f"{stem}{'' if name == 'cuda' else '-1a2b3c4d'}.so.99"
-    options = ["-shared", "-fPIC", f"-D{name.upper()}", f"-Wl,-soname,{copy.name}"]
-    subprocess.run([str(COMPILER), *options, str(HERE / "fake_driver.c"), "-o", str(copy)], check=True)
+    build(name, copy)
     call("use", name, str(copy), LD_LIBRARY_PATH="/nonexistent", PRELOAD=str(copy))
 
 
@@ -67,7 +52,8 @@ def test_a_copy_in_the_process_is_used_whatever_its_name(fakes: Path, tmp_path: 
 )
 def test_a_drivers_error_comes_in_its_own_words(fakes: Path, name: str, function: str):
     library = str(fakes / SONAMES[name])
-    call("fail", name, library, function, LD_LIBRARY_PATH=str(fakes), FAKE_FAIL=f"{function}=2")
+    variables = {"FAKE_FAIL": f"{function}=2", env.CUDA_SHARING.name: "ipc"}
+    call("fail", name, library, function, LD_LIBRARY_PATH=str(fakes), **variables)
 
 
 @pytest.mark.parametrize("name", SONAMES)
@@ -117,7 +103,7 @@ def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch,
     [
         ('const char *fc_version(void) { return "0"; } const char *fc_last_error(void) { return ""; }', "interface 0"),
         (
-            'const char *fc_version(void) { return "1"; } const char *fc_last_error(void) { return ""; }',
+            'const char *fc_version(void) { return "2"; } const char *fc_last_error(void) { return ""; }',
             "fc_driver_open",
         ),
         ("int other;", "fc_version"),

@@ -37,6 +37,7 @@ def test_unset_gives_the_default(variable: env.Variable, unset: str | None, monk
         (env.HOST_SEED, "7", 7),
         (env.HOST_WARP, "64", 64),
         (env.HOST_THREADS, "3", 3),
+        (env.CUDA_SHARING, "FD", "fd"),
         (env.SHIM, "/somewhere/libflycomm_shim.so", "/somewhere/libflycomm_shim.so"),
     ],
 )
@@ -53,6 +54,7 @@ def test_a_set_variable_is_read_at_use(
         (env.TARGET, "opencl"),
         (env.TIMEOUT, "soon"),
         (env.DEBUG, "2"),
+        (env.CUDA_SHARING, "pidfd"),
         (env.HOST_SEED, "0.5"),
         (env.HOST_WARP, "48"),
         (env.HOST_THREADS, "many"),
