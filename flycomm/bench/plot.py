@@ -84,7 +84,8 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         if row["what"] != "floor" and row["us"] is not None:
             where = f"{row['world']} ranks, {row['target']} ({row['device']})"
-            panels.setdefault(f"{row['what']}, {row['dtype']}, {row['mode']}: {where}", []).append(row)
+            mode = "graph on torch's default stream" if row["replay_on"] == "default" else row["mode"]
+            panels.setdefault(f"{row['what']}, {row['dtype']}, {mode}: {where}", []).append(row)
     for group in panels.values():
         first = group[0]
         group += [

@@ -31,6 +31,8 @@ class TorchGpuRuntime(Runtime):
         return torch.cuda.current_stream(device).cuda_stream
 
     def is_capturing(self, device: int) -> bool:
+        if torch.cuda.current_device() == device:  # the usual case: changing the device twice costs microseconds
+            return torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(device):
             return torch.cuda.is_current_stream_capturing()
 
