@@ -41,7 +41,7 @@ test-full: $(INSTALLED)  ## all that needs no GPU
 	$(PY) -m pytest -m "not gpu and not rocm" -n $(WORKERS) $(TESTS)
 
 gpu-test: $(INSTALLED)  ## the GPU tests, and the host tests on the GPU
-	env -u FLYCOMM_TARGET $(PY) -m pytest --target auto -p no:xdist $(wildcard tests/gpu) tests/host
+	env -u FLYCOMM_TARGET $(PY) -m pytest --target auto -p no:xdist -m "not host_only" $(wildcard tests/gpu) tests/host
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(PY) -m ruff check .

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 _CACHE = "FLYDSL_RUNTIME_CACHE_DIR"
-_OF_THE_HOST = ("test_host_", "test_memory", "test_bench", "test_processes")  # files whose subject is the host target
+_GPUS = ("rocm", "cuda")  # targets, and the marks of tests that run on one of them
 _made_cache = pytest.StashKey[str]()
 
 
@@ -36,7 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["FLYCOMM_TARGET"] = target
     os.environ.setdefault("FLYCOMM_HOST_WEAK", "1")
-    if target != "host":  # a kernel of torch's that loads late may wait for a virtual rank's that spins
+    if target != "host":
+        # Read when the GPU is first used. A kernel of torch's that is loaded at its first launch may have to wait for
+        # a kernel that runs, and with virtual ranks that one may be waiting for this very launch.
         os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     if _CACHE not in os.environ:  # xdist's workers find their controller's
         config.stash[_made_cache] = os.environ[_CACHE] = tempfile.mkdtemp(prefix="flycomm-tests-")
@@ -51,26 +53,42 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    gpu_tests = Path(__file__).parent / "gpu"
     for item in items:
-        if gpu_tests in item.path.parents or "rocm" in item.keywords:
-            item.add_marker("gpu")
-        if "gpu" in item.keywords and (reason := _no_gpu(config, rocm="rocm" in item.keywords)):
+        if (usable := _mark_gpu_test(item)) and (reason := _no_gpu(config, usable)):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if config.getoption("--target") != "host" and item.path.name.startswith(_OF_THE_HOST):
-            item.add_marker(pytest.mark.skip(reason="its subject is the host target"))
-        if "mpi" in item.keywords and importlib.util.find_spec("mpi4py") is None:
+        if item.get_closest_marker("mpi") and importlib.util.find_spec("mpi4py") is None:
             item.add_marker(pytest.mark.skip(reason="mpi4py is not installed (extra mpi)"))
+    elsewhere = [item for item in items if item.get_closest_marker("host_only")]
+    if elsewhere and _target(config) != "host":
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if not item.get_closest_marker("host_only")]
 
 
-def _no_gpu(config: pytest.Config, rocm: bool) -> str:
-    """Why a GPU test cannot run in this run; empty if it can."""
+def _mark_gpu_test(item: pytest.Item) -> list[str]:
+    """Mark a test that needs a GPU with the targets that it runs on: those it names, else both. Empty for others."""
+    usable = [name for name in _GPUS if item.get_closest_marker(name)]
+    if not usable and Path(__file__).parent / "gpu" in item.path.parents:
+        usable = list(_GPUS)
+    for name in ("gpu", *usable) if usable else ():
+        item.add_marker(name)
+    return usable
+
+
+def _target(config: pytest.Config) -> str:
+    """The target of this run."""
+    from flycomm import targets
+
+    asked = config.getoption("--target")
+    return targets.pick().name if asked == "auto" else asked
+
+
+def _no_gpu(config: pytest.Config, usable: list[str]) -> str:
+    """Why a test that runs on these targets cannot run in this run; empty if it can."""
     from flycomm import targets
 
     asked = config.getoption("--target")
     if asked == "host":
         return "needs a GPU target: run with --target auto"
-    usable = ("rocm",) if rocm else ("rocm", "cuda")
     found = {name: targets.get(name).availability() for name in usable if asked in ("auto", name)}
     if any(one.ok for one in found.values()):
         return ""

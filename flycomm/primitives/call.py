@@ -12,7 +12,7 @@ from flycomm.primitives.access import DEVICE, load_element, pointer, release, st
 from flycomm.primitives.peers import peer_rank, segment
 
 _POISON = 4  # offset in a block's state
-_CLAIM = 12  # offset in block 0's state: which block writes the record
+CLAIM = 12  # offset in block 0's state: which block writes the record
 
 
 class Call:
@@ -100,7 +100,7 @@ def fail(call: Call, phase: str, peer: Any, expected: Any, seen: Any, reason: An
     comm = call.comm
     failed = call.failed
     _, first = fx.atomic_cas(
-        pointer(comm.state + fx.Int64(_CLAIM), fx.Uint32, 4), fx.Uint32(0), fx.Uint32(1), syncscope=DEVICE
+        pointer(comm.state + fx.Int64(CLAIM), fx.Uint32, 4), fx.Uint32(0), fx.Uint32(1), syncscope=DEVICE
     )
     if first:
         values = (call.block, PHASES.index(phase), peer, expected, seen, reason)

@@ -15,7 +15,7 @@ import flydsl.expr as fx
 
 from flycomm.channel import BUFFERS, DIRTY, FRAGMENT_BYTES, SENTINEL, state_offset
 from flycomm.primitives import call as calls
-from flycomm.primitives.access import load_element, load_pair, load_relaxed, store_element, store_pair
+from flycomm.primitives.access import load_element, load_pair, store_element, store_pair
 from flycomm.primitives.call import Call, advance, finish, staging
 from flycomm.primitives.peers import in_rank_order, peer_rank, segment
 from flycomm.primitives.poll import until_arrived
@@ -29,11 +29,12 @@ _BUFFERS = BUFFERS["sentinel"]
 def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Call:
     """:func:`flycomm.primitives.begin`, and a rank that has given up in any block stays silent in all of them.
 
-    A peer that is late cannot tell a later call's data from an earlier one's: there is no tag. The threads of a block
-    need not find the same, since each fills and takes its own slots.
+    A peer that is late cannot tell a later call's data from an earlier one's: there is no tag. What counts is this
+    rank's own failure (its claim of the record), not a peer's abort: that is seen in a wait, and reported. The threads
+    of a block need not find the same, since each fills and takes its own slots.
     """
     call = calls.begin(comm, tag, shared)
-    call.live = call.live & (load_relaxed(segment(comm, 0)) == fx.Uint64(0))
+    call.live = call.live & (load_element(comm.state + fx.Int64(calls.CLAIM), fx.Uint32) == fx.Uint32(0))
     call.ok = call.live
     return call
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -82,7 +83,15 @@ def mpi() -> None:
 
 
 def killed() -> None:
-    """One rank dies without a word: the others get a CommTimeout with its number, within the limit."""
+    _one_rank_ends(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def exits() -> None:
+    _one_rank_ends(lambda: sys.exit(0))
+
+
+def _one_rank_ends(end: Callable[[], None]) -> None:
+    """Rank 1 is gone without a word: the others get a CommTimeout with its number, within the limit."""
     _start()
     comm = flycomm.init(fallback="error", max_bytes=16 << 20, timeout=1.0)
     x = torch.ones(100, device=comm.device)
@@ -90,7 +99,7 @@ def killed() -> None:
     comm.barrier()
     comm._synchronize()
     if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        end()
     time.sleep(0.3)
     started = time.monotonic()
     result = comm.all_reduce(x)
@@ -120,6 +129,6 @@ def _start() -> None:
 
 
 if __name__ == "__main__":
-    {case.__name__: case for case in (against_group, subgroups, mpi, killed)}[sys.argv[1]]()
+    {case.__name__: case for case in (against_group, subgroups, mpi, killed, exits)}[sys.argv[1]]()
     rank = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
     print(f"rank {rank}: ok", flush=True)

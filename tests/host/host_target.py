@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the host target share: the mark that skips them elsewhere, and kernel helpers."""
+"""What the tests of the host target share: its activation, its shared memory, and kernel helpers."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import flydsl.expr as fx
-import pytest
 import torch
 
 from flycomm import targets
 
-only_host = pytest.mark.skipif(os.environ.get("FLYCOMM_TARGET") != "host", reason="about the host target itself")
+SHM = Path("/dev/shm")
 
 
 def activate() -> Any:
@@ -20,6 +19,11 @@ def activate() -> Any:
     target = targets.get("host")
     targets.activate(target)
     return target
+
+
+def names(pid: int) -> list[str]:
+    """The shared memory of process ``pid`` that other processes can see."""
+    return [path.name for path in SHM.glob(f"flycomm.{pid}.*")]
 
 
 def pointer(address: Any, dtype: Any) -> Any:

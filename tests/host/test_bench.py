@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from flycomm import kernels, targets
+from flycomm import geometry, kernels, targets
 from flycomm.bench import baselines, cli, floor_kernels, floors, rows
 from flycomm.bench.contender import Contender, Flycomm
 from flycomm.errors import CommTimeout
@@ -19,6 +19,7 @@ from tests.launch import mpirun, torchrun
 from tests.ranks import run
 
 QUICK = ("--calls", "4", "--repeats", "2", "--timeout", "20")
+BACKEND = {"host": "gloo", "cuda": "nccl", "rocm": "rccl"}  # of the process group
 
 
 def _bench(tmp_path: Path, *options: str) -> tuple[int, list[rows.Row]]:
@@ -36,8 +37,10 @@ def test_a_row_of_virtual_ranks(tmp_path, capsys):
     assert row["what"] == "all_reduce"
     assert row["correct"] is True
     assert row["max_error"] == 0.0
-    assert (row["world"], row["bytes"], row["dtype"], row["protocol"]) == (2, 2048, "bf16", "flags")
-    assert (row["target"], row["mode"]) == (targets.active().name, "eager")
+    target = targets.active().name
+    protocol = geometry.entry(target, geometry.size_class(2048)).protocol
+    assert (row["world"], row["bytes"], row["dtype"], row["protocol"]) == (2, 2048, "bf16", protocol)
+    assert (row["target"], row["mode"]) == (target, "eager")
     assert row["us"] > 0
     assert 0 <= row["skew_us"] < row["us"]
     assert (row["baseline"], row["baseline_us"], row["ratio"]) == (None, None, None)
@@ -140,6 +143,9 @@ class _Sum(Contender):
             result += 1
         return result
 
+    def captured(self, context) -> None:
+        context.world.barrier()  # a replay waits for its peers, and a capture for its device
+
     def release(self, context) -> None:
         self.made.append(self._fault)
 
@@ -211,11 +217,20 @@ def test_a_rank_that_stops_calling_ends_the_command(tmp_path, monkeypatch, capsy
 # ---------------------------------------------------------------------- real processes
 
 
+def _enough_devices(ranks: int) -> str:
+    """The active target, if it has a device for each of ``ranks`` processes: NCCL and RCCL want that."""
+    target = targets.active()
+    if target.name != "host" and target.runtime.device_count() < ranks:
+        pytest.skip(f"needs {ranks} devices, has {target.runtime.device_count()}")
+    return target.name
+
+
 def _check_processes(done, results: Path, world: int, launcher: str) -> None:
+    backend = BACKEND[targets.active().name]
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all_reduce, ") == 1, "one rank prints"
     found = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [(row["bytes"], row["baseline"]) for row in found] == [(2048, "gloo"), (4096, "gloo")]
+    assert [(row["bytes"], row["baseline"]) for row in found] == [(2048, backend), (4096, backend)]
     for row in found:
         assert row["correct"] is True
         assert row["world"] == world
@@ -225,21 +240,22 @@ def _check_processes(done, results: Path, world: int, launcher: str) -> None:
 
 
 def test_under_torchrun(tmp_path):
-    results = tmp_path / "results.jsonl"
-    options = ("--target", "host", "--bytes", "2KiB,4KiB", "--against", "all", "--json", str(results), *QUICK)
-    done = torchrun("benchmarks/all_reduce.py", 2, *options)
-    _check_processes(done, results, 2, "torchrun --nproc-per-node 2 -m flycomm bench all_reduce --target host")
+    target, results = _enough_devices(2), tmp_path / "results.jsonl"
+    against = "all" if target == "host" else BACKEND[target]  # on a GPU, all is more than the group's own
+    options = ("--target", target, "--bytes", "2KiB,4KiB", "--no-floors", "--against", against, *QUICK)
+    done = torchrun("benchmarks/all_reduce.py", 2, *options, "--json", str(results))
+    _check_processes(done, results, 2, f"torchrun --nproc-per-node 2 -m flycomm bench all_reduce --target {target}")
 
 
 @pytest.mark.mpi
 def test_under_mpirun(tmp_path):
-    results = tmp_path / "results.jsonl"
-    options = ("--target", "host", "--bytes", "2KiB,4KiB", "--against", "gloo", "--json", str(results), *QUICK)
-    done = mpirun("flycomm", 2, "bench", "all_reduce", *options)
-    _check_processes(done, results, 2, "mpirun -n 2 python -m flycomm bench all_reduce --target host")
+    target, results = _enough_devices(2), tmp_path / "results.jsonl"
+    options = ("--target", target, "--bytes", "2KiB,4KiB", "--no-floors", "--against", BACKEND[target], *QUICK)
+    done = mpirun("flycomm", 2, "bench", "all_reduce", *options, "--json", str(results))
+    _check_processes(done, results, 2, f"mpirun -n 2 python -m flycomm bench all_reduce --target {target}")
 
 
 def test_a_world_of_another_size_than_was_started_is_refused():
-    done = torchrun("flycomm", 2, "bench", "all_reduce", "--target", "host", "--world", "3")
+    done = torchrun("flycomm", 2, "bench", "all_reduce", "--target", targets.active().name, "--world", "3")
     assert done.returncode != 0
     assert "--world 3 does not fit the 2 ranks" in done.stderr

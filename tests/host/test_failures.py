@@ -164,3 +164,29 @@ def test_refused_peer_access_is_an_error_on_all_ranks(monkeypatch):
         with pytest.raises(PeerAccessError, match=r"mapped by all ranks.*rank 0: .*says no.*rank 1: .*says no"):
             run(2, lambda comm: None)
     run(2, lambda comm: comm.barrier())
+
+
+@pytest.mark.parametrize("protocol", PHASE)
+def test_a_rank_that_comes_after_its_peer_gave_up_is_told(protocol):
+    def body(comm):
+        comm.prepare([torch.float32], [2800])
+        x = sample(comm, (700,), torch.float32, 0)
+        want = rank_order_sum(comm, (700,), torch.float32, 0)
+        comm.all_reduce(x)
+        comm._synchronize()
+        comm._world.barrier()
+        if comm.rank == 0:
+            comm.all_reduce(x)
+            comm._synchronize()
+        comm._world.barrier()
+        if comm.rank == 1:
+            with pytest.raises(CommTimeout, match="abort"):
+                for _ in range(3):  # what the peer sent before it gave up may still be summed, and is right
+                    result = comm.all_reduce(x)
+                    assert result.isnan().all() or same_bits(result, want)
+                    comm._synchronize()
+        comm._world.barrier()
+        comm.recover()
+        assert same_bits(comm.all_reduce(x), want)
+
+    run(2, body, timeout=0.3, protocol=protocol)

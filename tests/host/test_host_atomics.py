@@ -10,9 +10,9 @@ import flydsl.expr as fx
 import pytest
 import torch
 
-from tests.host.host_target import activate, at, load, only_host, pointer, store
+from tests.host.host_target import activate, at, load, pointer, store
 
-pytestmark = only_host
+pytestmark = pytest.mark.host_only
 
 RELAXED, ACQUIRE, RELEASE = fx.AtomicOrdering.Monotonic, fx.AtomicOrdering.Acquire, fx.AtomicOrdering.Release
 SCOPES = ["", "agent", "workgroup", "wavefront", "singlethread"]  # "" is system

@@ -12,10 +12,10 @@ from flydsl._mlir.dialects import llvm
 
 from flycomm import targets
 from flycomm.errors import UnsupportedOnTarget
-from tests.host.host_target import activate, at, only_host, pointer, store
+from tests.host.host_target import activate, at, pointer, store
 from tests.launch import ROOT
 
-pytestmark = only_host
+pytestmark = pytest.mark.host_only
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import torch
 from flydsl._mlir.dialects import llvm
 
 from flycomm.errors import TargetError
-from tests.host.host_target import activate, at, load, only_host, store
+from tests.host.host_target import activate, at, load, store
 
-pytestmark = only_host
+pytestmark = pytest.mark.host_only
 
 
 @pytest.fixture(autouse=True, params=["0", "1"], ids=["plain", "weak"])

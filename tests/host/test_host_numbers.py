@@ -6,9 +6,9 @@ import flydsl.expr as fx
 import pytest
 import torch
 
-from tests.host.host_target import activate, at, load, only_host, pointer, store
+from tests.host.host_target import activate, at, load, pointer, store
 
-pytestmark = only_host
+pytestmark = pytest.mark.host_only
 
 TYPES = {
     torch.float32: fx.Float32,

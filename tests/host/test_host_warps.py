@@ -9,9 +9,9 @@ import pytest
 import torch
 from flydsl._mlir.dialects import gpu
 
-from tests.host.host_target import activate, at, load, only_host, store
+from tests.host.host_target import activate, at, load, store
 
-pytestmark = only_host
+pytestmark = pytest.mark.host_only
 
 MODES = ("xor", "up", "down", "idx")
 

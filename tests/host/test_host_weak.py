@@ -6,9 +6,9 @@ import flydsl.expr as fx
 import pytest
 import torch
 
-from tests.host.host_target import activate, only_host, pointer
+from tests.host.host_target import activate, pointer
 
-pytestmark = only_host
+pytestmark = pytest.mark.host_only
 
 RELAXED, ACQUIRE, RELEASE = fx.AtomicOrdering.Monotonic, fx.AtomicOrdering.Acquire, fx.AtomicOrdering.Release
 ACQ_REL, SEQ_CST = fx.AtomicOrdering.AcqRel, fx.AtomicOrdering.SeqCst
