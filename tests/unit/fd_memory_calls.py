@@ -137,6 +137,9 @@ def cycles(library: str) -> None:
             theirs = other.ask(memory.export(address, 1).hex())
             memory.export_done(address, 1)
             memory.free(address, 1)
+            deadline = time.monotonic() + 5
+            while counts(fake)["threads"] > 1 and time.monotonic() < deadline:
+                time.sleep(0.001)  # /proc still shows a thread for a moment after it was joined
             return counts(fake), theirs
 
         first = cycle()
