@@ -50,7 +50,8 @@ def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
     is compared by the peers: a hash of what the ranks must agree on. ``shared`` is the kernel's own
     ``fx.SharedAllocator`` (FlyDSL allows one a kernel); left out, one is made. Returns a :class:`Call`.
 
-    May be captured in a graph: the epoch lives in device memory. Between ``begin`` and the first use of what ``wait``
+    Once a kernel and channel: a thread that began again could read the state before thread 0 has advanced it. May be
+    captured in a graph: the epoch lives in device memory. Between ``begin`` and the first use of what ``wait``
     returns there must be one block barrier; :func:`~flycomm.primitives.barrier.arrive` contains it.
     """
     block = fx.Int32(fx.block_idx.x)
@@ -66,9 +67,10 @@ def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
 
 @flyc.jit
 def advance(call: Call) -> None:
-    """Thread 0 moves the block's epoch on, if the call holds; every thread calls it, after ``wait`` has settled ``ok``.
+    """Thread 0 moves the block's epoch on, if the call holds; every thread calls it, after a block barrier.
 
-    By compare-and-swap; :func:`finish` looks at what it found, so that the answer travels while the block sums.
+    ``wait`` calls it when it has settled ``ok``, ``packet.meet`` and ``sentinel.meet`` before anything is waited for. By
+    compare-and-swap; :func:`finish` looks at what it found, so that the answer travels while the block sums.
     """
     found = call.previous
     if call.ok & (fx.thread_idx.x == 0):
@@ -79,10 +81,11 @@ def advance(call: Call) -> None:
 
 @flyc.jit
 def finish(call: Call) -> None:
-    """Leave the call. Every thread calls it, once, after ``wait``.
+    """Leave the call. Every thread calls it, once, after ``wait`` (or ``meet`` and its takes).
 
     If thread 0 found another epoch in the state than it read at entry, two launches used this channel at the same
-    time, and the channel is poisoned. A call that failed does not advance.
+    time, and the channel is poisoned. A call that failed by flags does not advance; after any failure ``recover``
+    starts the epochs anew.
     """
     if call.ok & (fx.thread_idx.x == 0) & (call.found != call.previous):
         fail(call, "enter", call.comm.rank, call.previous, call.found, fx.Int32(REASONS.index("overlap")))
