@@ -69,8 +69,8 @@ def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
 def advance(call: Call) -> None:
     """Thread 0 moves the block's epoch on, if the call holds; every thread calls it, after a block barrier.
 
-    ``wait`` calls it when it has settled ``ok``, ``packet.meet`` and ``sentinel.meet`` before anything is waited for. By
-    compare-and-swap; :func:`finish` looks at what it found, so that the answer travels while the block sums.
+    ``wait`` calls it when it has settled ``ok``, ``packet.meet`` and ``sentinel.meet`` before anything is waited for.
+    By compare-and-swap; :func:`finish` looks at what it found, so that the answer travels while the block sums.
     """
     found = call.previous
     if call.ok & (fx.thread_idx.x == 0):
