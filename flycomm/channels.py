@@ -43,7 +43,8 @@ class Channels:
         world.barrier()  # nobody may write to a peer before that
         self._mapped = target.memory.allocate_mapped(RECORD_BYTES * len(layout.slots), world.device)
         self._words = (ctypes.c_uint32 * (self._mapped.num_bytes // 4)).from_address(self._mapped.host_address)
-        self._valid = torch.frombuffer(self._words, dtype=torch.int32).view(-1, RECORD_BYTES // 4)[:, 0].numpy()
+        self._records = memoryview(self._words).cast("B")
+        self._unused = bytes(len(self._records))
         self.peers = {slot.key: self._peers(slot, limit_ticks) for slot in layout.slots}
 
     def _peers(self, slot: Slot, limit_ticks: int) -> Any:
@@ -70,14 +71,13 @@ class Channels:
         return self.buffer.addresses[rank] + self.layout.user_offset
 
     def failed(self) -> bool:
-        """Whether some channel's block has given up. Reads host memory: no synchronisation."""
-        return bool(self._valid.any())
+        """Whether a record may have been written. Reads host memory: no synchronisation."""
+        return self._records.tobytes() != self._unused
 
     def failure(self) -> TimeoutRecord | None:
-        """The record of the first failed channel, or None."""
+        """The record of the first failed channel, or None: one that a block has begun to write may not be valid yet."""
         for slot in self.layout.slots:
-            data = bytes(memoryview(self._words).cast("B")[RECORD_BYTES * slot.index : RECORD_BYTES * (slot.index + 1)])
-            record = Record.parse(data)
+            record = Record.parse(bytes(self._records[RECORD_BYTES * slot.index : RECORD_BYTES * (slot.index + 1)]))
             if record.valid:
                 return record.explain(self.world.rank, slot.key.number)
         return None
@@ -93,8 +93,8 @@ class Channels:
         self._mark_unwritten()
         state = torch.zeros(self.layout.state_bytes // 4, dtype=torch.int64)
         for slot in self.layout.slots:
-            if epoch and slot.key.protocol != "signals":
-                epoch -= epoch % 6 if slot.key.protocol == "sentinel" else 0  # all three buffers are clean
+            if epoch and slot.key.wire != "signals":
+                epoch -= epoch % 6 if slot.key.wire == "sentinel" else 0  # all three buffers are clean
                 state[slot.state_offset // 4 : slot.state_offset // 4 + 4 * slot.blocks : 4] = epoch
                 row = struct.pack("<Q", epoch) * (slot.signal_rows * MAX_WORLD)
                 assert len(row) == slot.signal_rows * MAX_WORLD * SIGNAL_BYTES
@@ -107,7 +107,7 @@ class Channels:
     def _mark_unwritten(self) -> None:
         """Fill the own staging of sentinel channels, all buffers, with the sentinel."""
         for slot in self.layout.slots:
-            if slot.key.protocol == "sentinel":
+            if slot.key.wire == "sentinel":
                 start = staging_base(slot.signal_rows)
                 address, words = self.buffer.local_address + slot.offset + start, (slot.num_bytes - start) // 4
                 self.target.memory.fill(address, SENTINEL, words, self.world.device)
@@ -124,4 +124,4 @@ class Channels:
         """Collective: drain, barrier, unmap, barrier, free."""
         self.buffer.close()
         self.target.memory.free_mapped(self._mapped, self.world.device)
-        del self._valid, self._words
+        del self._records, self._words

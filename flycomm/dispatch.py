@@ -1,61 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``select``: which protocol and channel a call uses; a pure function of what is equal on all ranks.
+"""``select``: which protocol, grid and channel a call uses; a pure function of what is equal on all ranks.
 
-Alignment, strides, aliasing and where a tensor lives never enter: they choose a local copy at most. All ranks vote on
-:func:`table_hash` when a communicator is made, so the same call gives the same plan everywhere.
+Alignment, strides, aliasing and where a tensor lives never enter: they choose a local copy at most. All ranks use the
+table that rank 0 read, and vote on its hash when a communicator is made; so the same call has the same plan everywhere.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from flycomm.channel import MAX_WORLD
-from flycomm.dtypes import REDUCIBLE
-from flycomm.geometry import TABLES, entry, size_class
+from flycomm.dtypes import REDUCIBLE, REDUCTIONS
+from flycomm.layout import Routes
+from flycomm.tables import OPS, Row, carries
+
+_REDUCIBLE = {entry.torch_name for entry in REDUCIBLE.values()}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``protocol`` is one of ``geometry.PROTOCOLS``, or "fallback", which has the reason in one sentence."""
+    """``protocol`` is one of ``tables.PROTOCOLS``, or "fallback", which has the reason in one sentence."""
 
     protocol: str
-    class_bytes: int = 0  # size class whose channel carries the call
-    pieces: int = 0  # launches that the message needs, one after the other
+    row: Row | None = None
     reason: str = ""
 
 
-def select(
-    op: str,
-    reduction: str,
-    target: str,
-    world: int,
-    num_bytes: int,
-    dtype: str,
-    limit: int,
-    largest: int,
-    protocol: str = "auto",
-) -> Plan:
-    """The plan of a call that moves ``num_bytes`` of ``dtype`` (a torch name without "torch.").
+def select(op: str, reduction: str, captured: bool, num_bytes: int, dtype: str, limit: int, routes: Routes) -> Plan:
+    """The plan of a call of one of ``tables.OPS`` with ``num_bytes`` of ``dtype`` (a torch name without "torch.").
 
-    ``limit`` is the communicator's ``max_bytes``, ``largest`` the largest size class that it made channels for,
-    ``protocol`` what it was told to use, or "auto" for the table's choice.
+    ``num_bytes``: the message of an all-reduce, a rank's shard of a gather or scatter. ``reduction``: one of
+    ``dtypes.REDUCTIONS``; "" for a gather. ``limit`` is the communicator's ``max_bytes``, ``routes`` its layout's.
     """
-    if op == "all_reduce" and reduction != "sum":
-        return Plan("fallback", reason=f"reduction {reduction!r} is not implemented; use 'sum'")
-    names = {entry.torch_name for entry in REDUCIBLE.values()}
-    if op == "all_reduce" and dtype not in names:
-        return Plan("fallback", reason=f"dtype {dtype} is not one of {', '.join(sorted(names))}; convert the tensor")
+    if op != "all_gather" and reduction not in REDUCTIONS:
+        return Plan(
+            "fallback", reason=f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}; use one of these"
+        )
+    if op != "all_gather" and dtype not in _REDUCIBLE:
+        return Plan(
+            "fallback", reason=f"dtype {dtype} is not one of {', '.join(sorted(_REDUCIBLE))}; convert the tensor"
+        )
     if num_bytes > limit:
         return Plan("fallback", reason=f"{num_bytes} bytes are over max_bytes={limit}; pass a larger max_bytes to init")
-    if not 1 <= world <= MAX_WORLD:
-        return Plan("fallback", reason=f"a world of {world} ranks is not in 1..{MAX_WORLD}; use a smaller group")
-    class_bytes = min(size_class(num_bytes), largest)
-    chosen = entry(target, class_bytes).protocol if protocol == "auto" else protocol
-    return Plan(chosen, class_bytes, -(-num_bytes // class_bytes))
+    row = next(row for row in _rows(op, reduction, captured, routes) if row.largest is None or num_bytes <= row.largest)
+    return Plan(row.protocol, row)
 
 
-def table_hash(target: str) -> bytes:
-    """Of everything on this target that ranks must have alike for :func:`select` to agree: 32 bytes."""
-    return hashlib.sha256(json.dumps([target, [asdict(entry) for entry in TABLES[target]]]).encode()).digest()
+def _rows(op: str, reduction: str, captured: bool, routes: Routes) -> tuple[Row, ...]:
+    """An operation's rows, or all-gather's where one of them could not carry the bit patterns of ``reduction``."""
+    rows = routes[op, captured]
+    if all(carries(row.protocol, op, reduction) for row in rows):
+        return rows
+    return routes[OPS[-1], captured]

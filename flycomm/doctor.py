@@ -134,6 +134,7 @@ def _variable(variable: env.Variable[Any]) -> dict[str, Any]:
 
 def _channels(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Peer-mapped bytes of a communicator made with ``init``'s defaults, on the target that ``init`` would pick."""
+    from flycomm import tables
     from flycomm.layout import plan_layout
     from flycomm.start import DEFAULT_MAX_BYTES, init
 
@@ -142,17 +143,19 @@ def _channels(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not usable:
         return []
     channels = inspect.signature(init).parameters["channels"].default
-    graphs = any(device["graphs"] for device in usable[0]["devices"])
+    devices = usable[0]["devices"]
+    graphs = any(device["graphs"] for device in devices)
+    table = tables.load(devices[0]["arch"])
     budget = []
     for world in _WORLDS:
-        layout = plan_layout(usable[0]["name"], world, DEFAULT_MAX_BYTES, channels, graphs)
+        layout = plan_layout(table, world, DEFAULT_MAX_BYTES, channels, graphs)
         budget.append(
             {
                 "target": usable[0]["name"],
                 "world": world,
                 "max_bytes": DEFAULT_MAX_BYTES,
                 "channels": len(layout.slots),
-                "largest_message_bytes": layout.largest_class,
+                "table": f"{table.arch}, {table.source}",
                 "channel_bytes": layout.num_bytes - layout.user_bytes,
                 "user_bytes": layout.user_bytes,
                 "state_bytes": layout.state_bytes,

@@ -29,3 +29,5 @@ REDUCIBLE: dict[str, DType] = {
         DType("bf16", "bfloat16", "BFloat16", 2),
     )
 }
+
+REDUCTIONS = ("sum", "avg", "max", "min")

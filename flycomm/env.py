@@ -72,6 +72,12 @@ CUDA_SHARING = Variable(
     "auto",
     "how ranks share memory: ipc, fd (file descriptors), or auto: fd where ipc is refused (cuda)",
 )
+TABLE = Variable(
+    "FLYCOMM_TABLE",
+    str,
+    "",
+    "dispatch table (JSON) that rank 0 reads; shipped: the one that came with flycomm, also if tune wrote another",
+)
 HOST_WEAK = Variable("FLYCOMM_HOST_WEAK", _flag, False, "1 lets stores to peers land late and out of order (host)")
 HOST_SEED = Variable("FLYCOMM_HOST_SEED", int, 1, "seed of the weak mode's order (host)")
 HOST_WARP = Variable("FLYCOMM_HOST_WARP", _one_of_ints(32, 64), 32, "threads of a warp: 32 or 64 (host)")
@@ -83,6 +89,7 @@ ALL: tuple[Variable, ...] = (
     DEBUG,
     SHIM,
     CUDA_SHARING,
+    TABLE,
     HOST_WEAK,
     HOST_SEED,
     HOST_WARP,

@@ -27,5 +27,20 @@ def all_reduce(group: Any, x: torch.Tensor, op: str, out: torch.Tensor | None) -
     return result
 
 
+def all_gather(group: Any, x: torch.Tensor, last: bool, out: torch.Tensor | None) -> torch.Tensor:
+    """Every rank's ``x`` side by side in dimension 0, or in the last one."""
+    size = dist.get_world_size(group)
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(size)]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return torch.cat(parts, dim=-1 if last else 0, out=out)
+
+
+def reduce_scatter(group: Any, x: torch.Tensor, op: str, out: torch.Tensor | None) -> torch.Tensor:
+    """This rank's chunk of ``x`` reduced over ``group``: an all-reduce, since not every backend can scatter."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    chunk = all_reduce(group, x, op, None).chunk(size)[rank] if x.shape[0] else x
+    return chunk.contiguous() if out is None else out.copy_(chunk)
+
+
 def barrier(group: Any) -> None:
     dist.barrier(group=group)

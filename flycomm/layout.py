@@ -2,30 +2,40 @@
 """Which channels a communicator has, and where each lies: arithmetic that needs no device.
 
 All channels are made at init within ``max_bytes``: for each of the user's channels, and each of its lanes (eager, and
-captured where the target has graphs), one for barriers and one for every size class; one for counted signals; and one
-for each kernel channel. The rest of the memory, one part in :data:`USER_SHARE`, is the user's own.
+captured where the target has graphs), one for barriers and one for every wire, grid and capacity that the table's rows
+ask for; one for counted signals; and one for each kernel channel. The rest of the memory, one part in
+:data:`USER_SHARE`, is the user's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flycomm.channel import BUFFERS, SEGMENT_ALIGN, STATE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
 from flycomm.errors import UsageError
-from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, SYNC, Geometry, entry, geometry, size_class
+from flycomm.geometry import SMALLEST_CLASS, SYNC, Geometry, size_class
+from flycomm.tables import LOOPING, OPS, Row, Table, carries, wire
 
 USER_SHARE = 8  # one part in so many of max_bytes is the user's own symmetric buffer
+_LARGEST_CAPACITY = 64 << 20  # bytes; where the search for what fits begins
+
+Routes = dict[tuple[str, bool], tuple[Row, ...]]  # (op, captured) → rows that this communicator can use
 
 
 @dataclass(frozen=True)
 class Key:
-    """What owns a channel: a lane (a user's channel number, eager or captured), a protocol and a size class."""
+    """What owns a channel: a lane (a user's channel number, eager or captured), a wire, a grid and a capacity.
+
+    Calls of any operation that send alike on the same grid may share it: the map from staging slot to block and thread
+    is the grid's, and every call sends to, and waits for, every peer.
+    """
 
     number: int
     captured: bool
-    protocol: str  # "flags" | "packets" | "sentinel" | "barrier" | "signals" | "kernel:<name>"
-    class_bytes: int = 0  # 0: no data
+    wire: str  # "flags" | "packets" | "sentinel" | "barrier" | "signals" | "kernel:<name>"
+    geometry: Geometry = SYNC
+    capacity: int = 0  # bytes that a source has in staging at a time; 0: no data
 
 
 @dataclass(frozen=True)
@@ -44,18 +54,23 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Every channel's place. Pure arithmetic: ``doctor`` prints it without a device."""
+    """Every channel's place, and the rows that use them. Pure arithmetic: ``doctor`` prints it without a device."""
 
     slots: tuple[Slot, ...]
-    largest_class: int
+    routes: Routes
     user_offset: int
     user_bytes: int
     num_bytes: int
     state_bytes: int
 
 
+def key_of(row: Row, number: int, captured: bool) -> Key:
+    """The channel that a row's calls use."""
+    return Key(number, captured, wire(row.protocol), row.geometry, row.capacity)
+
+
 def plan_layout(
-    target: str,
+    table: Table,
     world: int,
     max_bytes: int,
     channels: int,
@@ -64,60 +79,84 @@ def plan_layout(
     protocol: str = "auto",
     fits: Callable[[Geometry], bool] | None = None,
 ) -> Layout:
-    """The largest set of size classes whose channels fit ``max_bytes``; raises :class:`UsageError` if none does.
+    """The channels of the largest capacities that fit ``max_bytes``; raises :class:`UsageError` if none do.
 
     ``fits`` says of a grid whether it stays resident together with all that may wait at the same time (None: any).
+    ``protocol``: for every size, wherever it can carry the operation ("auto": the table's).
     """
-    largest = LARGEST_CLASS
-    while largest > SMALLEST_CLASS and fits and not fits(geometry(target, largest)):
-        largest //= 2
-    while largest >= SMALLEST_CLASS:
-        layout = _lay_out(
-            target, world, max_bytes, _keys(target, channels, graphs, largest, kernel_channels or {}, protocol), largest
-        )
+    capacity = _LARGEST_CAPACITY
+    while capacity >= SMALLEST_CLASS:
+        routes = _routes(table, world, graphs, capacity, protocol, fits)
+        layout = _lay_out(world, max_bytes, _keys(channels, routes, kernel_channels or {}), routes)
         if layout.num_bytes <= max_bytes:
             return layout
-        largest //= 2
+        capacity //= 2
     raise UsageError(
         f"max_bytes={max_bytes} is too small for {channels} channel(s) of {world} ranks: the smallest set needs "
         f"{layout.num_bytes} bytes; pass at least that"
     )
 
 
-def _lay_out(target: str, world: int, max_bytes: int, keys: Iterable[tuple[Key, int]], largest: int) -> Layout:
+def _routes(
+    table: Table,
+    world: int,
+    graphs: bool,
+    capacity: int,
+    protocol: str,
+    fits: Callable[[Geometry], bool] | None,
+) -> Routes:
+    return {
+        (op, captured): _usable([_forced(row, protocol) for row in table.of(op, world, captured)], capacity, fits)
+        for captured in ((False, True) if graphs else (False,))
+        for op in OPS
+    }
+
+
+def _forced(row: Row, protocol: str) -> Row:
+    if protocol == "auto":
+        return row
+    return replace(row, protocol=protocol if carries(protocol, row.op, "sum") else "packets")
+
+
+def _usable(rows: list[Row], capacity: int, fits: Callable[[Geometry], bool] | None) -> tuple[Row, ...]:
+    """The rows whose grids fit, with no capacity over ``capacity``; the last one takes all that is longer, in pieces."""
+    fitting = [row for row in rows if fits is None or fits(row.geometry)] or rows[:1]
+    kept = []
+    for row in fitting:
+        if row.protocol in LOOPING:
+            kept.append(replace(row, capacity=min(row.capacity, capacity)))
+        elif row.capacity <= capacity:
+            kept.append(replace(row, largest=row.largest or row.capacity))
+    longest = fitting[-1]
+    if longest.protocol not in LOOPING:
+        kept.append(replace(longest, protocol="flags", capacity=min(longest.capacity, capacity)))
+    return (*kept[:-1], replace(kept[-1], largest=None))
+
+
+def _lay_out(world: int, max_bytes: int, keys: Iterable[Key], routes: Routes) -> Layout:
     user_bytes = max_bytes // USER_SHARE // SEGMENT_ALIGN * SEGMENT_ALIGN
     slots: list[Slot] = []
     offset = user_bytes
     state = 0
-    for key, own_blocks in keys:
-        blocks = own_blocks or geometry(target, key.class_bytes).blocks
-        rows = USER_CHANNELS if key.protocol == "signals" else blocks
-        capacity = key.class_bytes * (2 if key.protocol == "packets" else 1)
-        size = segment_bytes(rows, world, capacity, BUFFERS.get(key.protocol, 2))
+    for key in dict.fromkeys(keys):
+        blocks = key.geometry.blocks
+        rows = USER_CHANNELS if key.wire == "signals" else blocks
+        capacity = key.capacity * (2 if key.wire == "packets" else 1)
+        size = segment_bytes(rows, world, capacity, BUFFERS.get(key.wire, 2))
         slots.append(Slot(key, len(slots), blocks, capacity, rows, offset, size, state))
         offset += size
-        state += sent_offset(USER_CHANNELS, 0) if key.protocol == "signals" else blocks * STATE_BYTES
+        state += sent_offset(USER_CHANNELS, 0) if key.wire == "signals" else blocks * STATE_BYTES
         state = -(-state // 128) * 128
-    return Layout(tuple(slots), largest, 0, user_bytes, offset, state)
+    return Layout(tuple(slots), routes, 0, user_bytes, offset, state)
 
 
-def _keys(
-    target: str,
-    channels: int,
-    graphs: bool,
-    largest: int,
-    kernel_channels: dict[str, tuple[int, int]],
-    protocol: str,
-) -> Iterator[tuple[Key, int]]:
-    """Every channel, and its blocks where its size class does not say them."""
-    yield Key(0, False, "signals"), SYNC.blocks
+def _keys(channels: int, routes: Routes, kernel_channels: dict[str, tuple[int, int]]) -> Iterator[Key]:
+    yield Key(0, False, "signals")
     for name, (blocks, num_bytes) in kernel_channels.items():
-        yield Key(0, False, f"kernel:{name}", size_class(num_bytes)), blocks
+        yield Key(0, False, f"kernel:{name}", Geometry(blocks, 0), size_class(num_bytes))
     for number in range(channels):
-        for captured in (False, True) if graphs else (False,):
-            yield Key(number, captured, "barrier"), SYNC.blocks
-            class_bytes = SMALLEST_CLASS
-            while class_bytes <= largest:
-                chosen = entry(target, class_bytes).protocol if protocol == "auto" else protocol
-                yield Key(number, captured, chosen, class_bytes), 0
-                class_bytes *= 2
+        for captured in dict.fromkeys(captured for _, captured in routes):
+            yield Key(number, captured, "barrier")
+            for op in OPS:
+                for row in routes[op, captured]:
+                    yield key_of(row, number, captured)

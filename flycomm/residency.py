@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flycomm.errors import ResidencyError
-from flycomm.geometry import SMALLEST_CLASS, Geometry, geometry
+from flycomm.geometry import Geometry
+from flycomm.tables import Table
 from flycomm.targets import Capabilities
 
 _THREADS = 1024  # a compute unit, of kernels that wait: half of what current GPUs hold, so registers are no limit
@@ -35,9 +36,9 @@ class Residency:
         """Whether every lane may wait with this grid."""
         return self._wanted(grid) <= self.compute_units * _THREADS
 
-    def check(self, target: str) -> None:
-        """Raise :class:`ResidencyError` with the numbers if not even the smallest class's grid fits."""
-        grid = geometry(target, SMALLEST_CLASS)
+    def check(self, table: Table) -> None:
+        """Raise :class:`ResidencyError` with the numbers if not even the smallest grid of the table fits."""
+        grid = min((row.geometry for row in table.rows), key=self._wanted)
         if not self.fits(grid):
             raise ResidencyError(
                 f"{self.ranks} rank(s) on one device, each with {self.lanes} lane(s) of {grid.blocks} blocks and "

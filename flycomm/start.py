@@ -41,7 +41,7 @@ def init(
     cannot: ``"group"`` uses the group's own backend and logs why once, ``"error"`` raises, ``"none"`` returns None.
     ``target``: "rocm", "cuda" or "host" (default ``FLYCOMM_TARGET``, else the first that can run). ``name``: of the
     communicator in ``torch.ops.flycomm`` (default: the group's own name). ``channels``: how many streams may use it
-    at the same time. ``protocol``: "auto" chooses by size, or one of ``geometry.PROTOCOLS`` for every size.
+    at the same time. ``protocol``: "auto" chooses by size, or one of ``tables.PROTOCOLS`` for every size.
     ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
     :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks
     first (default ``FLYCOMM_DEBUG``).

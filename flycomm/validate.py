@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from flycomm.channel import MAX_WORLD
 from flycomm.errors import UsageError
-from flycomm.geometry import PROTOCOLS
+from flycomm.tables import PROTOCOLS
 from flycomm.world import World
 
 FALLBACKS = ("group", "error", "none")
@@ -46,17 +47,46 @@ def usable(x: torch.Tensor) -> bool:
     return x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
 
 
-def check_out(x: torch.Tensor, out: torch.Tensor) -> None:
-    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+def check_like(x: torch.Tensor, out: torch.Tensor, shape: Sequence[int]) -> None:
+    """``out`` must be of ``shape``, and of the dtype and device of the input."""
+    if tuple(out.shape) != tuple(shape) or out.dtype != x.dtype or out.device != x.device:
         raise UsageError(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}, the input {tuple(x.shape)} {x.dtype} on "
-            f"{x.device}; pass an out that is like the input"
+            f"out is {tuple(out.shape)} {out.dtype} on {out.device}, the result {tuple(shape)} {x.dtype} on "
+            f"{x.device}; pass an out that is like the result"
         )
-    start, length = x.data_ptr(), _extent(x)
-    other, other_length = out.data_ptr(), _extent(out)
-    same = start == other and x.stride() == out.stride()
-    if not same and length and start < other + other_length and other < start + length:
-        raise UsageError("out overlaps the input without being it; pass the input itself or a disjoint tensor")
+
+
+def check_apart(whole: torch.Tensor, part: torch.Tensor, own: int | None = None) -> None:
+    """Input and output may not share memory, unless ``part`` is exactly what begins at element ``own`` of ``whole``."""
+    start, length = whole.data_ptr(), _extent(whole)
+    other, other_length = part.data_ptr(), _extent(part)
+    if not length or not other_length or other >= start + length or start >= other + other_length:
+        return
+    same = start == other and whole.shape == part.shape and whole.stride() == part.stride()
+    if own is not None and (
+        (own == 0 and same)
+        or (whole.is_contiguous() and part.is_contiguous() and other == start + own * whole.element_size())
+    ):
+        return
+    allowed = "" if own is None else " without being the part of it that belongs to this rank"
+    raise UsageError(f"input and output overlap{allowed}; pass disjoint tensors, or call the form that works in place")
+
+
+def check_scattered(x: torch.Tensor, size: int) -> tuple[int, ...]:
+    """The shape of one rank's chunk of ``x``."""
+    if x.dim() == 0 or x.shape[0] % size:
+        rows = x.shape[0] if x.dim() else "none"
+        raise UsageError(f"dimension 0 of {tuple(x.shape)} has {rows} rows, not a multiple of {size} ranks; pad it")
+    return (x.shape[0] // size, *x.shape[1:])
+
+
+def check_gathered(x: torch.Tensor, size: int, dim: int) -> tuple[tuple[int, ...], bool]:
+    """The shape of ``size`` such tensors side by side in ``dim``, and whether ``dim`` is the last of several."""
+    if x.dim() == 0 or dim not in (0, -1, x.dim() - 1):
+        raise UsageError(f"dim={dim} of a tensor with {x.dim()} dimensions is not the first or the last; use 0 or -1")
+    if dim == 0 or x.dim() == 1:
+        return (size * x.shape[0], *x.shape[1:]), False
+    return (*x.shape[:-1], size * x.shape[-1]), True
 
 
 def _extent(x: torch.Tensor) -> int:

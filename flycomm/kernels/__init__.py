@@ -8,24 +8,67 @@ same way: ``compiled(Specialization(name, build, world, dtype, blocks, threads))
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from flycomm.channel import MAX_WORLD
 from flycomm.dtypes import REDUCIBLE
-from flycomm.geometry import SYNC, TABLES, Geometry
-from flycomm.kernels import all_reduce_one_shot, barrier, point_to_point
+from flycomm.geometry import SYNC, Geometry
+from flycomm.kernels import (
+    all_reduce_one_shot,
+    all_reduce_pull,
+    all_reduce_two_shot,
+    barrier,
+    gather,
+    point_to_point,
+    scatter,
+)
+from flycomm.kernels._bound import Bound, bind
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization, compiled
+from flycomm.tables import shipped
 
-_ALL_REDUCE = {
-    "flags": ("all_reduce_one_shot", all_reduce_one_shot.build_flags),
-    "packets": ("all_reduce_packets", all_reduce_one_shot.build_packets),
-    "sentinel": ("all_reduce_sentinel", all_reduce_one_shot.build_sentinel),
-}
+GATHER_UNITS = gather.UNITS  # bytes that a gather may write at once, the most first
+_ARCHES = ("sm_90", "gfx942", "gfx950")  # with a table of their own
 
 
-def all_reduce(world: int, dtype: str, geometry: Geometry, protocol: str = "flags") -> Specialization:
-    """One-shot all-reduce by one of ``geometry.PROTOCOLS``."""
-    name, build = _ALL_REDUCE[protocol]
+def all_reduce(
+    world: int, dtype: str, geometry: Geometry, protocol: str = "flags", reduction: str = "sum"
+) -> Specialization:
+    """All-reduce by one of ``tables.PROTOCOLS``."""
+    if protocol == "two_shot":
+        build = all_reduce_two_shot.build(reduction)
+    else:
+        build = all_reduce_one_shot.build(protocol, reduction)
+    return _specialize(f"all_reduce_{protocol}{_suffix(reduction)}", build, world, dtype, geometry)
+
+
+def all_reduce_symmetric(world: int, dtype: str, geometry: Geometry, reduction: str, in_place: bool) -> Specialization:
+    """All-reduce of symmetric memory, read where it lies."""
+    name = f"all_reduce_pull{'_in_place' if in_place else ''}{_suffix(reduction)}"
+    return _specialize(name, all_reduce_pull.build(reduction, in_place), world, dtype, geometry)
+
+
+def reduce_scatter(
+    world: int, dtype: str, geometry: Geometry, protocol: str, reduction: str = "sum", aligned: bool = True
+) -> Specialization:
+    """Reduce-scatter; ``aligned``: every chunk begins at a multiple of 16 bytes."""
+    name = f"reduce_scatter_{protocol}{_suffix(reduction)}" + ("" if aligned else "_unaligned")
+    return _specialize(name, scatter.build(protocol, reduction, aligned), world, dtype, geometry)
+
+
+def all_gather(world: int, geometry: Geometry, protocol: str, unit: int = 16) -> Specialization:
+    """All-gather of rows that are a multiple of ``unit`` (of :data:`GATHER_UNITS`) bytes."""
+    name = f"all_gather_{protocol}" + ("" if unit == GATHER_UNITS[0] else f"_by{unit}")
+    return _specialize(name, gather.build(protocol, unit), world, "", geometry)
+
+
+def _specialize(name: str, build: Callable[..., Any], world: int, dtype: str, geometry: Geometry) -> Specialization:
     return Specialization(name, build, world, dtype, geometry.blocks, geometry.threads)
+
+
+def _suffix(reduction: str) -> str:
+    return "" if reduction == "sum" else f"_{reduction}"
 
 
 def rank_barrier(world: int) -> Specialization:
@@ -40,36 +83,41 @@ def wait_signal(world: int) -> Specialization:
     return Specialization("wait_signal", point_to_point.build_wait_signal, world, "", SYNC.blocks, SYNC.threads)
 
 
-# flags at every grid, since a communicator may be told to use nothing else; the rest where a table chooses it
-_GPU_CHOICES = sorted(
-    {
-        (entry.geometry, protocol)
-        for target in ("cuda", "rocm")
-        for entry in TABLES[target]
-        for protocol in ("flags", entry.protocol)
-    },
-    key=str,
-)
+def _chosen(world: int) -> Iterator[Specialization]:
+    """What the shipped tables choose: sums of aligned chunks, gathers of whole fragments."""
+    yield from (rank_barrier(world), put_signal(world), wait_signal(world))
+    for row in (row for arch in _ARCHES for row in shipped(arch).rows if row.worlds[0] <= world <= row.worlds[1]):
+        if row.op == "all_gather":
+            yield all_gather(world, row.geometry, row.protocol)
+            continue
+        if row.op == "all_reduce" and row.largest is None:
+            yield from (
+                all_reduce_symmetric(world, dtype, row.geometry, "sum", in_place)
+                for dtype in REDUCIBLE
+                for in_place in (False, True)
+            )
+        build = all_reduce if row.op == "all_reduce" else reduce_scatter
+        yield from (build(world, dtype, row.geometry, row.protocol) for dtype in REDUCIBLE)
+
 
 SHIPPED: tuple[Specialization, ...] = tuple(
-    specialization
-    for world in range(1, MAX_WORLD + 1)
-    for specialization in (
-        rank_barrier(world),
-        put_signal(world),
-        wait_signal(world),
-        *(all_reduce(world, dtype, grid, protocol) for dtype in REDUCIBLE for grid, protocol in _GPU_CHOICES),
-    )
+    {one.name: one for world in range(1, MAX_WORLD + 1) for one in _chosen(world)}.values()
 )
 
 __all__ = [
+    "GATHER_UNITS",
     "SHIPPED",
+    "Bound",
     "Specialization",
+    "all_gather",
     "all_reduce",
+    "all_reduce_symmetric",
+    "bind",
     "compiled",
     "null_pointer",
     "peers_placeholder",
     "put_signal",
     "rank_barrier",
+    "reduce_scatter",
     "wait_signal",
 ]

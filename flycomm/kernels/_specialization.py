@@ -11,6 +11,7 @@ from typing import Any
 import flydsl.compiler as flyc
 
 from flycomm import targets
+from flycomm.kernels import _kept
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ _handles: dict[Specialization, Any] = {}
 
 
 def compiled(specialization: Specialization) -> Any:
-    """The launch handle of a specialization on the active target; compiles (or takes from FlyDSL's disk cache) once.
+    """The launch handle of a specialization on the active target; compiles (or takes from the disk cache) once.
 
-    Calling the handle takes positional arguments as the kernel file documents them and costs microseconds.
+    Calling the handle takes positional arguments as the kernel file documents them and costs microseconds; a caller
+    that launches often fixes most of them with :func:`flycomm.kernels.bind`.
     """
     handle = _handles.get(specialization)
     if handle is None:
@@ -60,6 +62,12 @@ def compiled(specialization: Specialization) -> Any:
             targets.active()
             handle = _handles.get(specialization)
             if handle is None:
-                handle = flyc.compile(specialization.launcher(), *specialization.placeholders())
+                handle = _kept.load(specialization) or _compile(specialization)
                 _handles[specialization] = handle
+    return handle
+
+
+def _compile(specialization: Specialization) -> Any:
+    handle = flyc.compile(specialization.launcher(), *specialization.placeholders())
+    _kept.keep(specialization, handle)
     return handle

@@ -24,10 +24,13 @@ def pointer(address: Any, dtype: Any, alignment: int) -> Any:
     return fx.inttoptr(fx.PointerType.get(dtype.ir_type, fx.AddressSpace.Global, alignment), address)
 
 
-def load_fragment(address: Any, dtype: Any) -> Any:
-    """16 bytes from a 16-byte aligned address, as a vector of ``dtype``. A plain load: order comes from elsewhere."""
+def load_fragment(address: Any, dtype: Any, alignment: int = FRAGMENT_BYTES) -> Any:
+    """16 bytes from an address with ``alignment`` (bytes), as a vector of ``dtype``. Plain: order comes from elsewhere.
+
+    With a smaller alignment than 16 the compiler makes several loads of it.
+    """
     count = FRAGMENT_BYTES * 8 // dtype.width
-    return fx.generic_load(pointer(address, dtype, FRAGMENT_BYTES), dtype=dtype, count=count)
+    return fx.generic_load(pointer(address, dtype, alignment), dtype=dtype, count=count)
 
 
 def store_fragment(address: Any, fragment: Any) -> None:

@@ -20,19 +20,36 @@ class Call:
 
     ``comm``, ``block``, ``tag`` as given; ``epoch`` (u32) of this call; ``live`` (bool): the channel is not poisoned;
     ``ok`` (bool): ``live``, and after :func:`flycomm.primitives.barrier.wait` that no wait of this block failed.
-    ``found`` (u32): the epoch that thread 0 found when it advanced the state.
+    ``entered`` (u32): the epoch in the state when the kernel began; ``found`` (u32): what thread 0 found there when it
+    advanced it; ``last`` (bool, or None for a kernel of one call): no call of the channel follows in this kernel.
     """
 
-    def __init__(self, comm: Any, block: Any, tag: Any, previous: Any, poisoned: Any, failed: Any):
+    def __init__(self, comm: Any, block: Any, tag: Any, previous: Any, live: Any, failed: Any):
         self.comm = comm
         self.block = block
         self.tag = tag
-        self.previous = previous
         self.epoch = next_epoch(previous)
-        self.live = poisoned == fx.Uint32(0)
-        self.ok = self.live
+        self.live = live
+        self.ok = live
         self.failed = failed
+        self.entered = previous
         self.found = previous
+        self.last: Any = None
+
+
+def again(call: Call, previous: Any, ok: Any, last: Any) -> Call:
+    """The call after that of epoch ``previous`` (u32) of the same channel in the same kernel (flags only).
+
+    ``call`` is what :func:`begin` gave, before any ``wait`` of it; ``ok`` (bool) is the ``ok`` that the call before
+    left, which the block agrees on; ``last`` (bool), the same for the whole block: whether the kernel ends with this
+    one. Epochs are counted in registers; the state is advanced once, by the last ``wait``. Carry ``epoch``, ``ok`` and
+    ``found`` of the new call on to the next, and put the last ones into ``call`` before :func:`finish`.
+    """
+    following = Call(call.comm, call.block, call.tag, previous, ok, call.failed)
+    following.entered = call.entered
+    following.found = call.entered
+    following.last = last
+    return following
 
 
 def staging(call: Call, source: Any, buffers: int = 2, ahead: int = 0) -> Any:
@@ -62,7 +79,7 @@ def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
     failed = allocator.allocate(fx.Array[fx.Int32, 1]).peek()
     if fx.thread_idx.x == 0:
         failed[0] = fx.Int32(0)
-    return Call(comm, block, fx.Uint32(tag), previous, poisoned, failed)
+    return Call(comm, block, fx.Uint32(tag), previous, poisoned == fx.Uint32(0), failed)
 
 
 @flyc.jit
@@ -72,10 +89,13 @@ def advance(call: Call) -> None:
     ``wait`` calls it when it has settled ``ok``, ``packet.meet`` and ``sentinel.meet`` before anything is waited for.
     By compare-and-swap; :func:`finish` looks at what it found, so that the answer travels while the block sums.
     """
-    found = call.previous
-    if call.ok & (fx.thread_idx.x == 0):
+    found = call.entered
+    due = call.ok & (fx.thread_idx.x == 0)
+    if fx.const_expr(call.last is not None):
+        due = due & call.last
+    if due:
         address = call.comm.state + fx.Int64(state_offset(call.block))
-        found, _ = fx.atomic_cas(pointer(address, fx.Uint32, 4), call.previous, call.epoch, syncscope=DEVICE)
+        found, _ = fx.atomic_cas(pointer(address, fx.Uint32, 4), call.entered, call.epoch, syncscope=DEVICE)
     call.found = found
 
 
@@ -87,8 +107,8 @@ def finish(call: Call) -> None:
     time, and the channel is poisoned. A call that failed by flags does not advance; after any failure ``recover``
     starts the epochs anew.
     """
-    if call.ok & (fx.thread_idx.x == 0) & (call.found != call.previous):
-        fail(call, "enter", call.comm.rank, call.previous, call.found, fx.Int32(REASONS.index("overlap")))
+    if call.ok & (fx.thread_idx.x == 0) & (call.found != call.entered):
+        fail(call, "enter", call.comm.rank, call.entered, call.found, fx.Int32(REASONS.index("overlap")))
 
 
 @flyc.jit

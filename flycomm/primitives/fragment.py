@@ -23,10 +23,33 @@ from flycomm.channel import FRAGMENT_BYTES
 from flycomm.primitives.access import pull_fragment, push_fragment
 from flycomm.primitives.barrier import arrive, wait
 from flycomm.primitives.call import Call, begin, finish, staging
-from flycomm.primitives.peers import segment
-from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
+from flycomm.primitives.peers import peer_rank, segment
+from flycomm.primitives.reduce import nan_unless, reduce_in_rank_order
 
-__all__ = ["all_reduce_fragment", "arrive", "begin", "finish", "post", "take", "wait"]
+__all__ = [
+    "all_reduce_fragment",
+    "arrive",
+    "begin",
+    "collect",
+    "finish",
+    "post",
+    "post_to",
+    "take",
+    "take_from",
+    "wait",
+]
+
+
+@flyc.jit
+def post_to(call: Call, j: int, fragment: Any, slot: Any) -> None:
+    """Push ``fragment`` (a vector of 16 bytes) to slot ``slot`` (i32) of rank ``(rank + j) % world`` alone.
+
+    ``j`` is a compile-time int, not 0. Contract of :func:`post`; every peer must get something in every call, if only
+    the signal of ``arrive``.
+    """
+    if call.live:
+        offset = staging(call, call.comm.rank) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+        push_fragment(segment(call.comm, j) + offset, fragment)
 
 
 @flyc.jit
@@ -43,11 +66,11 @@ def post(call: Call, fragment: Any, slot: Any) -> None:
             push_fragment(segment(call.comm, j) + offset, fragment)
 
 
-def take(call: Call, fragment: Any, slot: Any) -> Any:
-    """The sum over all ranks of what they posted to ``slot``, in rank order, as an f32 vector.
+def collect(call: Call, fragment: Any, slot: Any) -> Any:
+    """What every rank posted to ``slot`` here, in rank order, and whether the call holds: ``(terms, ok)``.
 
-    Called by any thread of the block after ``wait``. ``fragment`` is this rank's own term (what it posted): it is
-    added at its rank's place and never read back from staging. NaN in every element if the call failed.
+    Called by any thread of the block after ``wait``. ``fragment`` is this rank's own term: it is returned at its
+    rank's place and never read back from staging. If ``ok`` is false the terms mean nothing.
     """
     comm = call.comm
     base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
@@ -57,8 +80,27 @@ def take(call: Call, fragment: Any, slot: Any) -> Any:
         # nobody fills the own slot: a load from there would come from memory, not from cache
         filled = mine.select(fx.Int32((source + 1) % comm.world), fx.Int32(source))
         terms.append(mine.select(fragment, pull_fragment(base + staging(call, filled), fragment.dtype)))
-    total = sum_in_rank_order(terms)
-    return nan_unless(call.ok, total)
+    return terms, call.ok
+
+
+def take_from(call: Call, j: int, dtype: Any, slot: Any) -> Any:
+    """What rank ``(rank + j) % world`` posted to ``slot`` here, as a vector of ``dtype``; NaN if the call failed.
+
+    ``j`` is a compile-time int, not 0. Called by any thread of the block after ``wait``.
+    """
+    source = peer_rank(call.comm, j)
+    address = segment(call.comm, 0) + staging(call, source) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+    fragment = pull_fragment(address, dtype)
+    return call.ok.select(fragment, fx.Vector.filled(fragment.numel, float("nan"), dtype))
+
+
+def take(call: Call, fragment: Any, slot: Any, reduction: str = "sum") -> Any:
+    """What all ranks posted to ``slot``, reduced in rank order, as an f32 vector; :func:`collect` has the contract.
+
+    ``reduction`` is one of ``dtypes.REDUCTIONS``. NaN in every element if the call failed.
+    """
+    terms, ok = collect(call, fragment, slot)
+    return nan_unless(ok, reduce_in_rank_order(terms, reduction))
 
 
 def all_reduce_fragment(call: Call, fragment: Any, slot: Any) -> Any:

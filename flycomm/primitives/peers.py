@@ -43,6 +43,18 @@ def peers_type(world: int, blocks: int) -> Any:
     return fx.struct(type(f"Peers{world}x{blocks}", (), {"__annotations__": annotations}))
 
 
+@cache
+def addresses_type(world: int) -> Any:
+    """The kernel-argument struct of one tensor that every rank has: ``address0`` is the own one's, ``address<j>`` that
+    of rank ``(rank + j) % world`` (i64, as this rank's device sees it)."""
+    return fx.struct(type(f"Addresses{world}", (), {"__annotations__": {f"address{j}": fx.Int64 for j in range(world)}}))
+
+
+def address_of(memory: Any, j: int) -> Any:
+    """Address (i64) in an :func:`addresses_type`; ``j`` is a compile-time int."""
+    return getattr(memory, f"address{j}")
+
+
 def segment(comm: Any, j: int) -> Any:
     """Address (i64) of the segment of rank ``(rank + j) % world``; ``j`` is a compile-time int, 0 the own one."""
     return getattr(comm, f"segment{j}")

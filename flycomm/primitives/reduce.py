@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums whose bits do not depend on who computes them."""
+"""Reductions whose bits do not depend on who computes them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,22 @@ def sum_in_rank_order(terms: Sequence[Any]) -> Any:
     for term in terms:
         total = total + term.to(fx.Float32)
     return total
+
+
+def reduce_in_rank_order(terms: Sequence[Any], reduction: str = "sum") -> Any:
+    """``terms[s]``, rank ``s``'s vector of any float type, reduced in f32 by one of ``dtypes.REDUCTIONS``.
+
+    "avg" is the sum of :func:`sum_in_rank_order` divided by the number of ranks, rounded as f32 once more. "max" and
+    "min" are IEEE 754's maximum and minimum: a NaN of any rank stays NaN, and -0 is less than +0.
+    """
+    if reduction in ("sum", "avg"):
+        total = sum_in_rank_order(terms)
+        return total if reduction == "sum" else total / fx.Vector.filled(total.numel, float(len(terms)), fx.Float32)
+    better = fx.arith.maximumf if reduction == "max" else fx.arith.minimumf
+    best = terms[0].to(fx.Float32)
+    for term in terms[1:]:
+        best = fx.Vector(better(best, term.to(fx.Float32)))
+    return best
 
 
 def nan_unless(ok: Any, total: Any) -> Any:

@@ -19,9 +19,9 @@ from flycomm.primitives.access import load_element, load_pair, store_element, st
 from flycomm.primitives.call import Call, advance, finish, staging
 from flycomm.primitives.peers import in_rank_order, peer_rank, segment
 from flycomm.primitives.poll import until_arrived
-from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
+from flycomm.primitives.reduce import nan_unless, reduce_in_rank_order
 
-__all__ = ["begin", "finish", "meet", "post", "take"]
+__all__ = ["begin", "collect", "finish", "meet", "post", "post_to", "take"]
 
 _BUFFERS = BUFFERS["sentinel"]
 
@@ -46,6 +46,21 @@ def _halves(fragment: Any) -> Any:
     return [fx.Uint64(clean[2 * i]) | (fx.Uint64(clean[2 * i + 1]) << fx.Uint64(32)) for i in range(2)]
 
 
+def _place(call: Call, slot: Any) -> Any:
+    return staging(call, call.comm.rank, _BUFFERS) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+
+
+@flyc.jit
+def post_to(call: Call, j: int, fragment: Any, slot: Any) -> None:
+    """Push ``fragment`` (16 bytes of floats) to slot ``slot`` (i32) of rank ``(rank + j) % world`` alone.
+
+    ``j`` is a compile-time int, not 0. Contract of :func:`post`; every peer must get something in every call.
+    """
+    if call.live:
+        low, high = _halves(fragment)
+        store_pair(segment(call.comm, j) + _place(call, slot), low, high)
+
+
 @flyc.jit
 def post(call: Call, fragment: Any, slot: Any) -> None:
     """Push ``fragment`` (16 bytes of floats) to slot ``slot`` (i32) of every peer.
@@ -55,7 +70,7 @@ def post(call: Call, fragment: Any, slot: Any) -> None:
     """
     if call.live:
         low, high = _halves(fragment)
-        offset = staging(call, call.comm.rank, _BUFFERS) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
+        offset = _place(call, slot)
         for j in fx.range_constexpr(1, call.comm.world):
             store_pair(segment(call.comm, j) + offset, low, high)
 
@@ -97,15 +112,15 @@ def _missing(words: Any) -> Any:
     return rest
 
 
-def take(call: Call, fragment: Any, slot: Any) -> Any:
-    """The sum over all ranks of what they posted to ``slot``, in rank order, as an f32 vector.
+def collect(call: Call, fragment: Any, slot: Any) -> Any:
+    """What every rank posted to ``slot`` here, in rank order, and whether all of it came: ``(terms, ok)``.
 
     Called by the thread that posted the slot, after ``meet``; ``fragment`` is this rank's own term. Waits until no word
-    of a peer is the sentinel, up to ``comm.limit``. NaN in every element if one stays, or if the channel is poisoned.
+    of a peer is the sentinel, up to ``comm.limit``. If ``ok`` is false the terms mean nothing.
     """
     comm = call.comm
     if comm.world == 1:
-        return nan_unless(call.live, sum_in_rank_order([fragment]))
+        return [fragment], call.live
     base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
     addresses = [base + staging(call, peer_rank(comm, j), _BUFFERS) for j in range(1, comm.world)]
     words, ok = until_arrived(call, "sentinel", lambda: _load(addresses), _missing)
@@ -113,4 +128,13 @@ def take(call: Call, fragment: Any, slot: Any) -> Any:
         fx.Vector.from_elements(words[2 * j : 2 * j + 2], fx.Uint64).bitcast(fragment.dtype)
         for j in range(comm.world - 1)
     ]
-    return nan_unless(ok, sum_in_rank_order(in_rank_order(comm, fragment, theirs)))
+    return in_rank_order(comm, fragment, theirs), ok
+
+
+def take(call: Call, fragment: Any, slot: Any, reduction: str = "sum") -> Any:
+    """What all ranks posted to ``slot``, reduced in rank order, as an f32 vector; :func:`collect` has the contract.
+
+    ``reduction`` is "sum" or "avg": others tell -0 from +0. NaN in every element if something did not come.
+    """
+    terms, ok = collect(call, fragment, slot)
+    return nan_unless(ok, reduce_in_rank_order(terms, reduction))

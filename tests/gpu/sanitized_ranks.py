@@ -2,13 +2,16 @@
 """Run by ``test_sanitizer.py`` under compute-sanitizer: ``sanitized_ranks.py calls | out_of_bounds | race``.
 
 ``calls``: two virtual ranks on one device. Inputs are made and sums compared on the CPU, so that nothing of torch's but
-copies is instrumented with our kernels, and none of torch's kernels has to be loaded while a rank waits.
+copies is instrumented with our kernels, and none of torch's kernels has to be loaded while a rank waits. Under these
+tools a copy too can wait for a kernel that runs, on another stream even: see :func:`_launched_on_all`.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from functools import partial
+from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
@@ -16,7 +19,7 @@ import torch
 
 from flycomm import targets
 from flycomm.errors import CommTimeout
-from flycomm.geometry import PROTOCOLS
+from flycomm.tables import PROTOCOLS
 from tests.ranks import DTYPES, run, same_bits, sample
 
 SIZES = (1, 9, 1000, 4097)
@@ -30,13 +33,13 @@ IN_USE, TOGETHER, IN_TURN = "the device is in use", "kernels of two ranks overla
 def _meet(comm) -> bool:
     """Whether rank 1's kernel starts while rank 0's waits for it: a tool may let them run in turn only."""
     comm.prepare([torch.float32], [4])
-    comm._world.barrier()
+    comm._session.world.barrier()
     if comm.rank == 0:
         comm.wait_signal(1)
     else:
         time.sleep(0.5)
         comm.put_signal(0)
-    comm._synchronize()
+    comm._session.synchronize()
     try:
         comm.check()
     except CommTimeout:
@@ -52,23 +55,33 @@ def _sum_on_cpu(comm, size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return total.to(dtype)
 
 
+def _launched_on_all(comm, launch: Any) -> Any:
+    """``launch()``, of kernels that wait for the peers' launch alone: no rank copies before all have launched, and none
+    launches before all have copied."""
+    comm._session.world.barrier()
+    result = launch()
+    comm._session.world.barrier()
+    return result
+
+
 def _exchange(comm) -> None:
     torch.empty(1, device=comm.device)  # what torch takes from the driver, it takes before a rank waits
     comm.prepare(list(DTYPES.values()), [4 * size for size in SIZES])
     for seed, size in enumerate(SIZES):
         for dtype in DTYPES.values():
-            total = comm.all_reduce(sample(comm, (size,), dtype, seed)).cpu()
+            x = sample(comm, (size,), dtype, seed)
+            total = _launched_on_all(comm, partial(comm.all_reduce, x)).cpu()
             assert same_bits(total, _sum_on_cpu(comm, size, dtype, seed)), (comm.rank, size, dtype)
     if comm.world_size == 1:
         return
-    comm.barrier()
+    _launched_on_all(comm, comm.barrier)
     right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     for turn in range(3):
         comm.get_buffer(right, (777,), torch.float32).copy_(torch.full((777,), 10.0 * turn + comm.rank))
         comm.put_signal(right, 1)
-        comm.wait_signal(left, 1)
+        _launched_on_all(comm, partial(comm.wait_signal, left, 1))
         assert torch.all(comm.get_buffer(comm.rank, (777,), torch.float32).cpu() == 10.0 * turn + left)
-        comm.barrier()
+        _launched_on_all(comm, comm.barrier)
     comm.check()
 
 
@@ -77,11 +90,11 @@ def _signals_in_turn(comm) -> None:
     comm.prepare([torch.float32], [4])
     for _ in range(3):
         comm.put_signal(1 - comm.rank, 1)
-        comm._synchronize()
-        comm._world.barrier()
+        comm._session.synchronize()
+        comm._session.world.barrier()
         comm.wait_signal(1 - comm.rank, 1)
-        comm._synchronize()
-        comm._world.barrier()
+        comm._session.synchronize()
+        comm._session.world.barrier()
     comm.check()
 
 

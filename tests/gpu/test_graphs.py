@@ -17,7 +17,7 @@ class Captured:
         self.inputs = [torch.zeros(size, dtype=dtype, device=comm.device) for size in sizes]
         comm.prepare([dtype], [x.numel() * x.element_size() for x in self.inputs])
         torch.cuda.synchronize()
-        comm._world.barrier()
+        comm._session.world.barrier()
         self.graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         for turn in range(comm.world_size):  # a capture is not a thing of one thread: one rank at a time
@@ -25,7 +25,7 @@ class Captured:
                 with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                     self.outputs = [comm.all_reduce(x) for x in self.inputs]
                 torch.cuda.synchronize()
-            comm._world.barrier()
+            comm._session.world.barrier()
 
     def check(self, comm, seed):
         """One replay with new inputs, against the rank-order sum."""
@@ -155,14 +155,14 @@ def test_a_million_calls():
         comm.prepare([torch.float32], [2048])
         comm.all_reduce(x, out=out)
         torch.cuda.synchronize()
-        comm._world.barrier()
+        comm._session.world.barrier()
         graph = torch.cuda.CUDAGraph()
         for turn in range(comm.world_size):
             if turn == comm.rank:
                 with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
                     for _ in range(500):
                         comm.all_reduce(x, out=out)
-            comm._world.barrier()
+            comm._session.world.barrier()
         before = torch.cuda.memory_allocated()
         for _ in range(2000):
             graph.replay()

@@ -12,7 +12,7 @@ import torch
 
 import flycomm
 from flycomm import targets
-from flycomm.geometry import PROTOCOLS
+from flycomm.tables import PROTOCOLS
 from flycomm.world import World
 from tests.ranks import devices, run
 
@@ -47,13 +47,13 @@ def test_calls_with_changing_sizes(protocol):
                 _settle(comm)
                 if call == WARM_CALLS:
                     before = torch.cuda.memory_allocated()
-                comm._world.barrier()
+                comm._session.world.barrier()
             result = comm.all_reduce(x[:size], out=out[:size]) if call % 2 else comm.all_reduce(x[:size])
             wrong += (result != want[:size]).sum()
             del result
         _settle(comm)
         assert torch.cuda.memory_allocated() == before
-        comm._world.barrier()
+        comm._session.world.barrier()
         assert wrong.item() == 0
         comm.check()
 
@@ -103,4 +103,4 @@ class _Footprint:
 def _settle(comm) -> None:
     """All ranks have done what they launched. Their streams only: the device may be waiting for another rank."""
     torch.cuda.current_stream().synchronize()
-    comm._world.barrier()
+    comm._session.world.barrier()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flycomm.geometry import PROTOCOLS
+from flycomm.tables import PROTOCOLS
 from tests.gpu.host_results import WORLDS, results
 from tests.launch import launch
 from tests.ranks import same_bits

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from flycomm.geometry import PROTOCOLS
+from flycomm.tables import PROTOCOLS
 from tests.ranks import DTYPES, rank_order_sum, run, same_bits, sample
 
 SIZES = (0, 1, 7, 8, 9, 4095, 4096, 4097, 65536, 100_003)
@@ -58,12 +58,17 @@ def test_a_million_elements():
     run(2, lambda comm: _check(comm, (1 << 20,), torch.float32, 3), max_bytes=64 << 20)
 
 
-def test_a_message_larger_than_any_class_goes_in_pieces():
-    def body(comm):
-        assert not comm.should_use(torch.empty(300_000, device=comm.device))
-        _check(comm, (300_000,), torch.float32, 1)
+@pytest.mark.parametrize("protocol", ["flags", "two_shot", "packets"])
+def test_a_message_larger_than_staging_goes_in_pieces(protocol):
+    """In one launch; the last piece is short, and with two-shot some ranks own nothing of it."""
 
-    run(3, body, max_bytes=2 << 20)
+    def body(comm):
+        plan = comm.plan("all_reduce", torch.float32, 4 * 300_001)
+        assert plan.row.capacity < 300_001
+        for size in (300_001, plan.row.capacity // 4 * comm.world_size * 2 + 5, 4):
+            _check(comm, (size,), torch.float32, size)
+
+    run(3, body, max_bytes=2 << 20, protocol=protocol)
 
 
 @pytest.mark.parametrize("world", [2, 5])
@@ -170,8 +175,8 @@ def test_ten_thousand_calls_with_changing_sizes(protocol):
 @pytest.mark.parametrize("world", [2, 3])
 def test_epochs_wrap(world, protocol):
     def body(comm):
-        comm._channels.reset(epoch=0xFFFFFFF0)
-        comm._world.barrier()
+        comm._session.channels.reset(epoch=0xFFFFFFF0)
+        comm._session.world.barrier()
         for seed in range(40):
             _check(comm, (100 + 900 * (seed % 3),), torch.float32, seed)
         comm.barrier()
@@ -183,7 +188,9 @@ def test_two_communicators():
     def body(comm):
         import flycomm
 
-        with flycomm.init(world=comm._world, name=f"second{comm.rank}", fallback="error", max_bytes=4 << 20) as other:
+        with flycomm.init(
+            world=comm._session.world, name=f"second{comm.rank}", fallback="error", max_bytes=4 << 20
+        ) as other:
             for seed in range(5):
                 _check(comm, (300,), torch.float32, seed)
                 _check(other, (300,), torch.float32, seed + 10)

@@ -21,9 +21,9 @@ def _give_up(comm, missing, call):
     started = time.monotonic()
     if comm.rank != missing:
         call()
-        comm._synchronize()
+        comm._session.synchronize()
     took = time.monotonic() - started
-    comm._world.barrier()
+    comm._session.world.barrier()
     if comm.rank == missing:
         return None
     with pytest.raises(CommTimeout) as caught:
@@ -69,14 +69,14 @@ def test_later_launches_of_a_poisoned_channel_return_at_once():
         x = sample(comm, (64,), torch.float32, 0)
         if comm.rank == 0:
             comm.all_reduce(x)
-            comm._synchronize()
-            plan = dispatch.select("all_reduce", "sum", comm.target, 2, *comm._size_and_limits(x))
+            comm._session.synchronize()
+            launch = comm._collectives._launch("all_reduce", "sum", x.dtype, x.numel(), 0, False)
             started = time.monotonic()
             for _ in range(50):  # as a graph with 50 nodes would: nobody checks in between
-                comm._launch_all_reduce(plan, x, torch.empty_like(x), 0)
-            comm._synchronize()
+                launch(x.data_ptr(), x.data_ptr(), comm.stream())
+            comm._session.synchronize()
             assert time.monotonic() - started < 5.0, "50 launches must not wait 50 limits"
-        comm._world.barrier()
+        comm._session.world.barrier()
         comm.recover()
 
     run(2, body, timeout=0.5)
@@ -99,8 +99,8 @@ def test_a_missing_peer_in_a_barrier_and_in_a_wait():
 def test_different_counts_are_reported_by_tag():
     def body(comm):
         comm.all_reduce(sample(comm, (100 + comm.rank,), torch.float32, 0))
-        comm._synchronize()
-        comm._world.barrier()
+        comm._session.synchronize()
+        comm._session.world.barrier()
         with pytest.raises(CommTimeout) as caught:
             comm.check()
         return caught.value.record.reason
@@ -131,13 +131,13 @@ def test_a_rank_that_fails_on_the_host_does_not_keep_the_others_waiting():
         x = sample(comm, (64,), torch.float32, 0)
         comm.all_reduce(x)
         comm.barrier()
-        comm._synchronize()
-        comm._world.barrier()
+        comm._session.synchronize()
+        comm._session.world.barrier()
         if comm.rank == 1:
             raise KeyError("a fault of the user's own")
         started = time.monotonic()
         comm.all_reduce(x)
-        comm._synchronize()
+        comm._session.synchronize()
         seen.append(time.monotonic() - started)
         with pytest.raises(CommTimeout, match="abort"):
             comm.check()
@@ -172,23 +172,23 @@ def test_a_rank_that_comes_after_its_peer_gave_up_is_told(protocol):
         for _ in range(3):  # what the peer sent before it gave up may still be summed, and is right
             result = comm.all_reduce(x)
             assert result.isnan().all() or same_bits(result, want)
-            comm._synchronize()
+            comm._session.synchronize()
 
     def body(comm):
         comm.prepare([torch.float32], [2800])
         x = sample(comm, (700,), torch.float32, 0)
         want = rank_order_sum(comm, (700,), torch.float32, 0)
         comm.all_reduce(x)
-        comm._synchronize()
-        comm._world.barrier()
+        comm._session.synchronize()
+        comm._session.world.barrier()
         if comm.rank == 0:
             comm.all_reduce(x)
-            comm._synchronize()
-        comm._world.barrier()
+            comm._session.synchronize()
+        comm._session.world.barrier()
         if comm.rank == 1:
             with pytest.raises(CommTimeout, match="abort"):
                 late_calls(comm, x, want)
-        comm._world.barrier()
+        comm._session.world.barrier()
         comm.recover()
         assert same_bits(comm.all_reduce(x), want)
 

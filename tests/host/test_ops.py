@@ -30,6 +30,27 @@ def test_the_three_forms():
     run(2, body)
 
 
+def test_gathers_and_scatters():
+    def body(comm):
+        name, world, rank = comm.group_name, comm.world_size, comm.rank
+        x = sample(comm, (world * 4, 6), torch.float16, 0)
+        want = rank_order_sum(comm, (world * 4, 6), torch.float16, 0)[4 * rank : 4 * rank + 4]
+        ops = torch.ops.flycomm
+        assert same_bits(ops.reduce_scatter_tensor(x, "sum", world, name), want)
+        out = torch.empty_like(want)
+        assert ops.reduce_scatter_tensor_out(x, "sum", world, name, out=out) is None
+        assert same_bits(out, want)
+        parts = [sample(comm, (2, 6), torch.float16, 1, other) for other in range(world)]
+        assert same_bits(ops.all_gather_into_tensor(parts[rank], world, name), torch.cat(parts))
+        wide = torch.empty(2, 6 * world, dtype=x.dtype, device=x.device)
+        assert ops.all_gather_into_tensor_out(parts[rank], world, name, -1, out=wide) is None
+        assert same_bits(wide, torch.cat(parts, dim=-1))
+        with pytest.raises(UsageError, match="group_size=5 is not the 3 ranks"):
+            ops.all_gather_into_tensor(parts[rank], 5, name)
+
+    run(3, body)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiles_whole(backend):
     if backend == "inductor" and not (shutil.which("g++") or shutil.which("c++")):
@@ -46,7 +67,7 @@ def test_compiles_whole(backend):
         x = sample(comm, (5, 9), torch.float32, 0)
         want = layer(x)
         if comm.rank == 0:  # dynamo compiles in one thread at a time
-            comm._world.barrier()
+            comm._session.world.barrier()
         compiled = torch.compile(layer, fullgraph=True, backend=backend)
         got = compiled(x)
         assert torch.equal(got, want)
@@ -63,6 +84,8 @@ def test_fakes_need_no_communicator():
         assert y.shape == x.shape
         assert y.is_contiguous()
         torch.ops.flycomm.all_reduce_(x, "sum", "nobody")
+        assert torch.ops.flycomm.all_gather_into_tensor(x, 3, "nobody", -1).shape == (6, 12)
+        assert torch.ops.flycomm.reduce_scatter_tensor(x, "sum", 2, "nobody").shape == (3, 4)
 
 
 def test_signals_order_what_is_put_into_buffers():
@@ -132,10 +155,10 @@ def test_bad_input_says_what_to_do():
         x = torch.zeros(8, device=comm.device)
         cases = [
             (lambda: comm.all_reduce(x.double()), r"float64 is not one of .*; convert the tensor"),
-            (lambda: comm.all_reduce(x, "max"), r"'max' is not implemented; use 'sum'"),
+            (lambda: comm.all_reduce(x, "product"), r"'product' is not one of sum, avg, max, min; use one of these"),
             (lambda: comm.all_reduce(x.to("meta")), r"tensor is on meta, this communicator on .*; move the tensor"),
-            (lambda: comm.all_reduce(x, out=x[:4]), r"pass an out that is like the input"),
-            (lambda: comm.all_reduce(x[:6], out=x[2:]), r"overlaps the input"),
+            (lambda: comm.all_reduce(x, out=x[:4]), r"pass an out that is like the result"),
+            (lambda: comm.all_reduce(x[:6], out=x[2:]), r"input and output overlap without"),
             (lambda: comm.all_reduce(x, channel=3), r"channel 3 is not in 0..0; pass a larger channels= to init"),
             (lambda: comm.all_reduce(torch.zeros(3 << 20, device=comm.device)), r"over max_bytes=8388608; pass a"),
             (lambda: comm.put_signal(9), r"rank 9 is not in 0..1"),
@@ -166,10 +189,10 @@ def test_use_after_close_and_two_of_one_name():
     import flycomm
 
     def body(comm):
-        comm._world.barrier()
+        comm._session.world.barrier()
         with pytest.raises(UsageError, match=r"named .* exists already; close it, or pass another name="):
-            flycomm.init(world=comm._world, name=comm.group_name, max_bytes=4 << 20)
-        comm._world.barrier()
+            flycomm.init(world=comm._session.world, name=comm.group_name, max_bytes=4 << 20)
+        comm._session.world.barrier()
         comm.close()
         comm.close()
         with pytest.raises(ClosedError, match=r"is closed; make another with flycomm.init"):

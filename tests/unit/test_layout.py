@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from flycomm import channel, dispatch
 from flycomm.errors import UsageError
-from flycomm.geometry import LARGEST_CLASS, SMALLEST_CLASS, geometry, size_class
-from flycomm.layout import plan_layout
+from flycomm.dtypes import REDUCTIONS
+from flycomm.geometry import SMALLEST_CLASS, size_class
+from flycomm.layout import key_of, plan_layout
+from flycomm.tables import LOOPING, OPS, PROTOCOLS, carries, shipped
 
+ARCHES = ("host", "sm_90", "gfx942", "gfx950")
 worlds = st.integers(1, channel.MAX_WORLD)
 classes = st.sampled_from([SMALLEST_CLASS << i for i in range(11)])
 
@@ -46,55 +49,78 @@ def test_state_words_of_blocks_and_of_signals_do_not_meet():
 
 
 @given(
-    target=st.sampled_from(["host", "cuda", "rocm"]),
+    arch=st.sampled_from(ARCHES),
     world=worlds,
-    max_bytes=st.integers(8 << 20, 1 << 30),
+    max_bytes=st.integers(24 << 20, 1 << 30),
     channels=st.integers(1, 3),
     graphs=st.booleans(),
+    protocol=st.sampled_from(("auto", *PROTOCOLS)),
 )
-def test_channels_fit_and_do_not_overlap(target, world, max_bytes, channels, graphs):
-    layout = plan_layout(target, world, max_bytes, channels, graphs, {"mine": (7, 100_000)})
+def test_channels_fit_and_do_not_overlap(arch, world, max_bytes, channels, graphs, protocol):
+    layout = plan_layout(shipped(arch), world, max_bytes, channels, graphs, {"mine": (7, 100_000)}, protocol)
     assert layout.num_bytes <= max_bytes
     end, state = layout.user_offset + layout.user_bytes, 0
     for slot in layout.slots:
         assert slot.offset >= end
         assert slot.state_offset >= state
         end, state = slot.offset + slot.num_bytes, slot.state_offset + slot.blocks * channel.STATE_BYTES
-        assert slot.num_bytes >= channel.segment_bytes(slot.signal_rows, world, slot.key.class_bytes)
+        buffers = channel.BUFFERS.get(slot.key.wire, 2)
+        assert slot.num_bytes >= channel.segment_bytes(slot.signal_rows, world, slot.capacity, buffers)
+        assert slot.capacity == slot.key.capacity * (2 if slot.key.wire == "packets" else 1)
     assert end <= layout.num_bytes
     assert state <= layout.state_bytes
     assert len({slot.key for slot in layout.slots}) == len(layout.slots)
     lanes = channels * (2 if graphs else 1)
-    assert sum(slot.key.protocol == "barrier" for slot in layout.slots) == lanes
+    assert sum(slot.key.wire == "barrier" for slot in layout.slots) == lanes
 
 
 def test_too_little_memory_says_how_much_is_needed():
     with pytest.raises(UsageError, match=r"max_bytes=4096 is too small for 1 channel\(s\) of 8 ranks.* at least that"):
-        plan_layout("host", 8, 4096, 1, False)
+        plan_layout(shipped("host"), 8, 4096, 1, False)
 
 
-@given(num_bytes=st.integers(0, LARGEST_CLASS))
+@given(num_bytes=st.integers(0, 1 << 30))
 def test_a_size_class_is_the_smallest_power_of_two_that_holds_the_message(num_bytes):
     found = size_class(num_bytes)
     assert found >= num_bytes
     assert found & (found - 1) == 0
     assert found == SMALLEST_CLASS or found // 2 < num_bytes
-    assert geometry("cuda", found).threads >= channel.MAX_WORLD
 
 
-@given(num_bytes=st.integers(1, 1 << 28), largest=classes, world=worlds)
-def test_select_is_pure_and_covers_the_message(num_bytes, largest, world):
-    arguments = ("all_reduce", "sum", "host", world, num_bytes, "bfloat16", 1 << 26, largest)
+@given(
+    arch=st.sampled_from(ARCHES),
+    world=worlds,
+    protocol=st.sampled_from(("auto", *PROTOCOLS)),
+    op=st.sampled_from(OPS),
+    reduction=st.sampled_from(REDUCTIONS),
+    num_bytes=st.integers(1, 1 << 28),
+    max_bytes=st.sampled_from([24 << 20, 64 << 20, 1 << 29]),
+    captured=st.booleans(),
+)
+def test_every_call_has_a_row_that_can_carry_it_and_a_channel(
+    arch, world, protocol, op, reduction, num_bytes, max_bytes, captured
+):
+    layout = plan_layout(shipped(arch), world, max_bytes, 1, True, None, protocol)
+    arguments = (op, reduction, captured, num_bytes, "bfloat16", 1 << 26, layout.routes)
     plan = dispatch.select(*arguments)
     assert plan == dispatch.select(*arguments)
     if num_bytes > 1 << 26:
         assert plan.protocol == "fallback"
         assert "max_bytes=67108864" in plan.reason
-    else:
-        assert plan.class_bytes <= largest
-        assert plan.class_bytes * plan.pieces >= num_bytes > plan.class_bytes * (plan.pieces - 1)
+        return
+    assert plan.row is not None
+    assert carries(plan.protocol, op, reduction)
+    assert plan.protocol in LOOPING or num_bytes <= plan.row.capacity
+    assert plan.row.threads >= channel.MAX_WORLD
+    assert key_of(plan.row, 0, captured) in {slot.key for slot in layout.slots}
+    if protocol != "auto" and carries(protocol, op, reduction) and plan.row.largest is not None:
+        assert plan.protocol == protocol
 
 
-def test_tables_differ_by_target():
-    assert dispatch.table_hash("host") != dispatch.table_hash("cuda")
-    assert dispatch.table_hash("host") == dispatch.table_hash("host")
+def test_a_plan_says_what_cannot_be_done():
+    routes = plan_layout(shipped("host"), 2, 8 << 20, 1, False).routes
+    bad = dispatch.select("all_reduce", "product", False, 8, "float32", 64, routes)
+    assert (bad.protocol, bad.row) == ("fallback", None)
+    assert "'product' is not one of sum, avg, max, min" in bad.reason
+    assert "float64 is not one of" in dispatch.select("all_reduce", "sum", False, 8, "float64", 64, routes).reason
+    assert dispatch.select("all_gather", "", False, 8, "float64", 64, routes).row is not None

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dispatch tables: which protocol and grid carries a message of how many bytes, by architecture.
+
+A table is a JSON file beside this one, or one that ``python -m flycomm tune`` wrote; all ranks of a communicator use
+the same, which rank 0 reads. ``source`` says whether its rows were "measured" or "modelled", ``how`` by what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from flycomm import env
+from flycomm.channel import MAX_WORLD
+from flycomm.errors import UsageError
+from flycomm.geometry import Geometry
+
+OPS = ("all_reduce", "reduce_scatter", "all_gather")
+PROTOCOLS = ("flags", "packets", "sentinel", "two_shot")
+LOOPING = ("flags", "two_shot")  # one launch carries any size
+MODES = ("any", "graph", "eager")
+_SHIPPED = {"sm_80": "sm_90", "sm_100": "sm_90", "sm_103": "sm_90", "sm_120": "sm_90", "gfx1250": "gfx950"}
+_ALIGNMENT = 4096  # bytes, of a capacity
+
+
+def wire(protocol: str) -> str:
+    """What a protocol sends; protocols that send alike share channels."""
+    return "flags" if protocol == "two_shot" else protocol
+
+
+def carries(protocol: str, op: str, reduction: str) -> bool:
+    """Whether a protocol can carry an operation: a sentinel stands for a bit pattern that only sums can spare."""
+    if protocol == "sentinel":
+        return op != "all_gather" and reduction in ("sum", "avg")
+    return protocol != "two_shot" or op == "all_reduce"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Messages of ``op`` up to ``largest`` bytes a rank (None: all longer ones) use ``protocol`` on this grid.
+
+    The bytes of a rank are the message of an all-reduce, and a shard of the others. ``capacity``: bytes that a source
+    may have in staging at a time; at least ``largest`` unless the protocol goes in pieces.
+    """
+
+    op: str
+    worlds: tuple[int, int]  # first and last number of ranks
+    mode: str  # of MODES: for captured calls, for eager ones, or for both
+    largest: int | None
+    protocol: str
+    blocks: int
+    threads: int
+    capacity: int
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.blocks, self.threads)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in the order in which they are looked at. Made by :func:`parse`, which checks them."""
+
+    arch: str
+    source: str
+    how: str
+    rows: tuple[Row, ...]
+
+    def of(self, op: str, world: int, captured: bool) -> tuple[Row, ...]:
+        """The rows for one operation, number of ranks and lane; the last takes every size."""
+        modes = ("any", "graph" if captured else "eager")
+        return tuple(
+            row for row in self.rows if row.op == op and row.worlds[0] <= world <= row.worlds[1] and row.mode in modes
+        )
+
+    def digest(self) -> bytes:
+        """Of everything that ranks must have alike to choose alike: 32 bytes."""
+        return hashlib.sha256(self.to_json().encode()).digest()
+
+    def to_json(self) -> str:
+        """What :func:`parse` reads, a row a line."""
+        head = {"arch": self.arch, "source": self.source, "how": self.how}
+        rows = ",\n  ".join(json.dumps(asdict(row)) for row in self.rows)
+        return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {rows}\n ]\n}}\n'
+
+
+def parse(text: str, name: str) -> Table:
+    """The table in a file called ``name``; raises :class:`UsageError` with what is wrong in it."""
+    try:
+        data = json.loads(text)
+        rows = tuple(_row(one) for one in data["rows"])
+        table = Table(str(data["arch"]), str(data["source"]), str(data["how"]), rows)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{name} is not a dispatch table ({error!r}); make one with python -m flycomm tune") from None
+    for problem in _problems(table):
+        raise UsageError(f"{name}: {problem}; make the table again with python -m flycomm tune")
+    return table
+
+
+def _row(data: dict[str, Any]) -> Row:
+    first, last = data["worlds"]
+    return Row(**{**data, "worlds": (int(first), int(last))})
+
+
+def _problems(table: Table) -> Iterable[str]:
+    for row in table.rows:
+        if row.op not in OPS or row.protocol not in PROTOCOLS or row.mode not in MODES:
+            yield f"{row.op}, {row.protocol} or {row.mode} is not a known operation, protocol or mode"
+        elif not carries(row.protocol, row.op, "sum"):
+            yield f"{row.protocol} cannot carry {row.op}"
+        elif not (1 <= row.blocks <= 1024 and row.threads % 64 == 0 and 64 <= row.threads <= 1024):
+            yield f"a grid of {row.blocks} × {row.threads} is not 1..1024 blocks of a multiple of 64 threads up to 1024"
+        elif row.capacity <= 0 or row.capacity % _ALIGNMENT:
+            yield f"a capacity of {row.capacity} bytes is not a multiple of {_ALIGNMENT}"
+        elif row.protocol not in LOOPING and (row.largest or 0) > row.capacity:
+            yield f"{row.protocol} carries {row.largest} bytes only with that capacity, not {row.capacity}"
+    for op in OPS:
+        for world in range(1, MAX_WORLD + 1):
+            for captured in (False, True):
+                sizes = [row.largest for row in table.of(op, world, captured)]
+                bounds = [size for size in sizes[:-1] if size is not None]
+                if sizes[-1:] != [None] or len(bounds) + 1 != len(sizes) or bounds != sorted(set(bounds)):
+                    yield f"sizes of {op} with {world} ranks are {sizes}, not ascending with null at the end"
+
+
+@cache
+def shipped(arch: str) -> Table:
+    """The table for a chip that came with flycomm: its own, or that of the nearest chip measured or modelled."""
+    name = f"{_SHIPPED.get(arch, arch)}.json"
+    folder = files(__name__)
+    if not folder.joinpath(name).is_file():
+        name = "gfx942.json" if arch.startswith("gfx") else "sm_90.json" if arch.startswith("sm_") else "host.json"
+    return parse(folder.joinpath(name).read_text(), name)
+
+
+def user_path(arch: str) -> Path:
+    """Where ``python -m flycomm tune`` leaves what it measured for a chip, and where rank 0 looks first."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "flycomm" / f"{arch}.json"
+
+
+def load(arch: str) -> Table:
+    """The table in force: ``FLYCOMM_TABLE``'s file, else what tune wrote for this chip, else the shipped one.
+
+    Raises :class:`UsageError` if the file cannot be read, is not a table, or is one for another chip.
+    """
+    asked = env.TABLE.get()
+    path = Path(asked) if asked and asked != "shipped" else user_path(arch)
+    if asked == "shipped" or (not asked and not path.is_file()):
+        return shipped(arch)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise UsageError(f"{env.TABLE.name}={path} cannot be read ({error}); name a file that tune wrote") from None
+    table = parse(text, str(path))
+    if table.arch != arch:
+        raise UsageError(f"{path} is for {table.arch}, this is {arch}; make a table here with python -m flycomm tune")
+    return table
