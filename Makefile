@@ -30,6 +30,9 @@ $(INSTALLED): pyproject.toml tools/setup_venv.py $(wildcard csrc_shim/*)
 	@$(PYTHON) tools/setup_venv.py --torch "$(TORCH)" --extras bench dev mpi
 	@touch $@
 
+# Virtual ranks want torch's kernels loaded before one of them waits (docs/facts.md); read when CUDA starts.
+demo bench: export CUDA_MODULE_LOADING ?= EAGER
+
 demo: $(INSTALLED)  ## two ranks on the best target found: a checked all-reduce and a latency table
 	$(PY) examples/01_all_reduce.py
 	$(PY) -m flycomm bench all_reduce --world 2 --bytes 2KiB,8KiB,32KiB,128KiB

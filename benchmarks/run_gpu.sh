@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# All-reduce on this machine's GPUs against every baseline found here, into benchmarks/results/NAME-all_reduce.{jsonl,png}.
-# Usage: benchmarks/run_gpu.sh NAME [GPUS] [option of `flycomm bench all_reduce` …]     e.g. run_gpu.sh h200x2 2 --dtype f32
-# Ends after LIMIT seconds (default 900) whatever happens. FlashInfer's kernels, if it is installed, compile on first use.
+# Collectives on this machine's GPUs against every baseline found here, into benchmarks/results/NAME-WHAT.{jsonl,png}.
+# Usage: benchmarks/run_gpu.sh NAME [GPUS] [option of `flycomm bench` …]     e.g. run_gpu.sh h200x2 2 --dtype f32
+# WHAT chooses the collectives (default "all_reduce all_gather reduce_scatter"). Each ends after LIMIT seconds (default
+# 900) whatever happens; one that fails does not keep the others from running. FlashInfer's kernels, if it is installed,
+# compile on first use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 name=${1:?give a name for the results, for example h200x2}
 gpus=${2:-$("$python" -c 'import torch; print(torch.cuda.device_count())')}
 shift "$(($# < 2 ? $# : 2))"
-results=benchmarks/results/$name-all_reduce
-exec timeout --kill-after=30 "${LIMIT:-900}" \
-  "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" -m flycomm bench all_reduce \
-  --bytes 2KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB,256KiB,512KiB,1MiB --dtype bf16 --mode graph --against all \
-  --fallback error --json "$results.jsonl" --plot "$results.png" "$@"
+code=0
+for what in ${WHAT:-all_reduce all_gather reduce_scatter}; do
+  results=benchmarks/results/$name-$what
+  timeout --kill-after=30 "${LIMIT:-900}" \
+    "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" -m flycomm bench "$what" \
+    --bytes 2KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB,256KiB,512KiB,1MiB --dtype bf16 --mode graph --against all \
+    --fallback error --json "$results.jsonl" --plot "$results.png" "$@" || code=$?
+done
+exit "$code"

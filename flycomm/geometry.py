@@ -16,6 +16,7 @@ class Geometry:
     threads: int
 
 
+RESIDENT_THREADS = 1024  # that a compute unit can hold of kernels that wait: they are compiled for it
 SYNC = Geometry(1, 64)  # kernels that move no data
 
 

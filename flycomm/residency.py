@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flycomm.errors import ResidencyError
-from flycomm.geometry import Geometry
+from flycomm.geometry import RESIDENT_THREADS, Geometry
 from flycomm.tables import Table
 from flycomm.targets import Capabilities
-
-_THREADS = 1024  # a compute unit, of kernels that wait: half of what current GPUs hold, so registers are no limit
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Residency:
 
     def fits(self, grid: Geometry) -> bool:
         """Whether every lane may wait with this grid."""
-        return self._wanted(grid) <= self.compute_units * _THREADS
+        return self._wanted(grid) <= self.compute_units * RESIDENT_THREADS
 
     def check(self, table: Table) -> None:
         """Raise :class:`ResidencyError` with the numbers if not even the smallest grid of the table fits."""
@@ -43,9 +41,9 @@ class Residency:
             raise ResidencyError(
                 f"{self.ranks} rank(s) on one device, each with {self.lanes} lane(s) of {grid.blocks} blocks and "
                 f"{self.kernel_blocks} blocks of kernel channels, want {self._wanted(grid)} threads to wait at the "
-                f"same time, over the {self.compute_units * _THREADS} that the device keeps resident; use fewer "
-                "channels, smaller kernel channels or fewer virtual ranks"
+                f"same time, over the {self.compute_units * RESIDENT_THREADS} that the device keeps resident; use "
+                "fewer channels, smaller kernel channels or fewer virtual ranks"
             )
 
     def _wanted(self, grid: Geometry) -> int:
-        return self.ranks * (self.lanes * grid.blocks * grid.threads + self.kernel_blocks * _THREADS)
+        return self.ranks * (self.lanes * grid.blocks * grid.threads + self.kernel_blocks * RESIDENT_THREADS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
@@ -138,12 +139,13 @@ class Session:
         self.target.runtime.synchronize(self.world.device)
 
     def ranks_on_device(self) -> int:
-        """How many virtual ranks of this process share this rank's device. They need a stream each."""
+        """How many virtual ranks of this process share a device, at most: the same on all ranks, as their channels must
+        be. They need a stream each."""
         if not self.world.local:
             return 1
         device, stream = self.world.device, self.stream()
         places = [tuple(json.loads(place)) for place in self.world.exchange(json.dumps([device, stream]).encode())]
-        ranks = sum(other == device for other, _ in places)
+        ranks = max(Counter(device for device, _ in places).values())
         queues = self.target.runtime.hardware_queues()
         if queues and len(set(places)) < len(places):
             raise StreamError(

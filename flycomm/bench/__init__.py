@@ -3,21 +3,25 @@
 
 ========== ===========================================================================================
 units      ``8KiB`` to bytes and back; lists
-reference  inputs that every rank can make for every rank, and what their sum must be
-contender  what is timed: one interface for flycomm and for what it is compared with
+reference  inputs that every rank can make for every rank, and what they must reduce to
+collective all_reduce, all_gather or reduce_scatter: sizes, and what the result must be
+contender  what is timed: one interface for flycomm (``ours``) and for what it is compared with
 baselines  what it is compared with, by name
-timing     wall clock, events, replays of a captured graph
-stats      median over repeats, slowest rank, skew
+problem    a case's data on one rank
+timing     wall clock, events, replays of a captured graph; how long a call takes to return
+straggler  one rank late to each call, on the device
+stats      median over repeats, slowest rank, skew, spread
 harness    a case: check the result first, then time
 floors     what no kernel can beat: an empty launch, a flag's way, a copy's rate (``floor_kernels``)
-rows       JSON lines
-report     table; ``plot``: PNG
-run        every case and every baseline, on one rank
+rows       JSON lines; ``origin``: the commit and the command in them
+report     table; ``plot``: PNG; ``labels``: titles of both
+compare    two runs side by side
+run        every case and every baseline, on one rank; ``budget``: the memory that they need
 ranks      torchrun, mpirun, or virtual ranks
-cli        the command
+cli        the command; ``options``: what its words mean
 ========== ===========================================================================================
 
 All contenders run under the same rules: different inputs on every rank, several input and output buffers in turn,
-warm-up outside the timed part, the result compared with f32 summation in rank order before anything is timed, the
-slowest rank counts.
+warm-up outside the timed part, the result compared before anything is timed (sums with f32 summation in rank order),
+the slowest rank counts.
 """

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no one-shot kernel can beat on this machine, measured in the same run as everything else.
+"""What no kernel can beat on this machine, measured in the same run as everything else.
 
 ``empty``: a launch of the same grid that does nothing. ``flag``: one way of a flag between ranks 0 and 1. ``copy``:
-every rank writes to its neighbour at the same time. ``one_shot`` is their sum for a message: its launch, one link
-latency, and ``(world - 1) × bytes`` out of every rank at the rate of the copy.
+every rank writes to its neighbour at the same time. From these, for the share of a rank (an all-reduce's message, a
+shard of the others):
+
+- ``one_shot``, of every collective: the launch, one link latency, and ``(world - 1) × bytes`` out of every rank at the
+  rate of the copy: a message, or a shard, to each peer;
+- ``two_shot``, of an all-reduce of more than two ranks: the launch, two latencies, and ``2 × (world - 1) / world ×
+  bytes``. Which of the two is lower depends on the size.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +24,7 @@ from flycomm.bench import floor_kernels, timing
 from flycomm.bench.contender import Context
 from flycomm.bench.harness import Method
 from flycomm.bench.stats import slowest
-from flycomm.geometry import LARGEST_CLASS, geometry, size_class
+from flycomm.geometry import Geometry
 from flycomm.memory import SymmetricBuffer
 from flycomm.views import tensor_at
 
@@ -34,18 +39,19 @@ _FLAG_LIMIT_S = 5.0  # that one rank waits for the other
 class Floor:
     """One measured floor. ``num_bytes`` is 0 for a flag."""
 
-    name: str  # "empty" | "flag" | "copy" | "one_shot"
+    name: str  # "empty" | "flag" | "copy" | "one_shot" | "two_shot"
     num_bytes: int
     us: float
 
 
-def measure(context: Context, sizes: Sequence[int], method: Method) -> list[Floor]:
-    """Collective. Floors for messages of ``sizes`` bytes; one that could not be measured is left out.
+def measure(context: Context, grids: Mapping[int, Geometry], method: Method) -> list[Floor]:
+    """Collective. Floors for shares of so many bytes, with the grids that carry them; one that could not be measured
+    is left out.
 
     Raises :class:`PeerAccessError` on all ranks where they share no memory.
     """
     world = context.world
-    empty = {size: _empty_launch(context, size, method) for size in sizes}
+    empty = {size: _empty_launch(context, grid, method) for size, grid in grids.items()}
     floors = [Floor("empty", size, us) for size, us in empty.items()]
     if world.size == 1:
         return floors
@@ -63,12 +69,23 @@ def measure(context: Context, sizes: Sequence[int], method: Method) -> list[Floo
         floors += [
             Floor("one_shot", size, one_shot_floor(us, flag, rate, world.size, size)) for size, us in empty.items()
         ]
+        if _two_shots(context):
+            floors += [
+                Floor("two_shot", size, two_shot_floor(us, flag, rate, world.size, size)) for size, us in empty.items()
+            ]
     return floors
 
 
-def names(world: int) -> set[str]:
+def names(context: Context) -> set[str]:
     """What :func:`measure` gives where everything works."""
-    return {"empty", "flag", "copy", "one_shot"} if world > 1 else {"empty"}
+    if context.world.size == 1:
+        return {"empty"}
+    return {"empty", "flag", "copy", "one_shot"} | ({"two_shot"} if _two_shots(context) else set())
+
+
+def _two_shots(context: Context) -> bool:
+    """Two ranks would send as much as one-shot, and wait twice."""
+    return context.collective.name == "all_reduce" and context.world.size > 2
 
 
 def one_shot_floor(empty_us: float, flag_us: float, bytes_per_us: float, world: int, num_bytes: int) -> float:
@@ -76,8 +93,12 @@ def one_shot_floor(empty_us: float, flag_us: float, bytes_per_us: float, world: 
     return empty_us + flag_us + (world - 1) * num_bytes / bytes_per_us
 
 
-def _empty_launch(context: Context, num_bytes: int, method: Method) -> float:
-    grid = geometry(context.target.name, min(size_class(num_bytes), LARGEST_CLASS))
+def two_shot_floor(empty_us: float, flag_us: float, bytes_per_us: float, world: int, num_bytes: int) -> float:
+    """Microseconds: a part of the message to every peer, a flag, that part of the result to every peer, a flag."""
+    return empty_us + 2 * flag_us + 2 * (world - 1) / world * num_bytes / bytes_per_us
+
+
+def _empty_launch(context: Context, grid: Geometry, method: Method) -> float:
     handle = kernels.compiled(floor_kernels.empty(grid.blocks, grid.threads))
     context.target.preload(handle, context.world.device)
     anchor = torch.zeros(4, device=context.device)

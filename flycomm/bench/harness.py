@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from flycomm.bench import timing
+from flycomm.bench import straggler, timing
 from flycomm.bench.baselines import SETUP_ERRORS, Variants
 from flycomm.bench.contender import Contender, Context
-from flycomm.bench.reference import DTYPES, Verdict, error_bound, judge, make_input, rank_order_sum, worst
+from flycomm.bench.problem import BUFFERS, Problem
+from flycomm.bench.reference import Verdict, worst
 from flycomm.bench.stats import slowest
-
-BUFFERS = 4  # input and output pairs that calls rotate over
 
 T = TypeVar("T")
 Guard = Callable[[Callable[[], Any]], Any]
@@ -27,53 +26,29 @@ class BaselineError(Exception):
 
 
 @dataclass(frozen=True)
-class Case:
-    num_bytes: int  # of the message
-    dtype: str  # a name of dtypes.REDUCIBLE
-
-
-@dataclass(frozen=True)
 class Method:
-    """How to time: ``mode`` "graph" or "eager", ``calls`` in a replay or a sample, ``repeats`` of that."""
+    """How to time: ``mode`` "graph" or "eager", ``calls`` in a replay or a sample, ``repeats`` of that.
+
+    ``straggler_us``: how late one rank comes to each call, another one each time; 0: none does.
+    """
 
     mode: str
     calls: int
     repeats: int
+    straggler_us: float = 0.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``us`` and ``skew_us`` are None where the result was wrong: that is not timed."""
+    """Times are None where the result was wrong: that is not timed. ``enqueue_us`` is the CPU's share of an eager call,
+    on the rank where it is longest; None in a graph, whose replay calls nothing."""
 
     us: float | None
     skew_us: float | None
     correct: bool
     max_error: float
-
-
-class Problem:
-    """The data of one case on one rank: inputs on the device, and on the CPU what their sums must be."""
-
-    def __init__(self, context: Context, case: Case):
-        self.case = case
-        dtype = DTYPES[case.dtype]
-        count = case.num_bytes // dtype.itemsize
-        self.inputs: list[torch.Tensor] = []
-        self.expected: list[torch.Tensor] = []
-        self.bounds: list[torch.Tensor] = []
-        for buffer in range(BUFFERS):
-            terms = [make_input(rank, buffer, count, dtype) for rank in range(context.world.size)]
-            self.inputs.append(terms[context.world.rank].to(context.device))
-            self.expected.append(rank_order_sum(terms))
-            self.bounds.append(error_bound(terms))
-
-    def judge(self, results: dict[int, torch.Tensor], exact: bool) -> Verdict:
-        return worst(
-            [
-                judge(result.cpu().view(-1), self.expected[index], None if exact else self.bounds[index])
-                for index, result in results.items()
-            ]
-        )
+    spread_us: float | None = None  # of the slowest rank's repeats: stats.Timing
+    enqueue_us: float | None = None
 
 
 def measure(context: Context, contender: Contender, problem: Problem, method: Method, exact: bool) -> Outcome:
@@ -117,11 +92,13 @@ def _measure(
     context: Context, contender: Contender, problem: Problem, method: Method, exact: bool, guard: Guard
 ) -> Outcome:
     guard(lambda: contender.prepare(context, problem.inputs))
-    results = guard(lambda: _call_each(context, contender))
+    call = straggler.delaying(context, method.straggler_us, contender.call)
+    results = guard(lambda: _call_each(context, call))
     verdict = _agree(context, problem.judge(results, exact))
     samples: list[float] = []
+    enqueued: list[float] = []
     if verdict.correct and method.mode == "graph":
-        graph = guard(lambda: timing.Graph(context, contender.call, BUFFERS, method.calls))
+        graph = guard(lambda: timing.Graph(context, call, BUFFERS, method.calls))
         guard(lambda: contender.captured(context))
         if not contender.in_place:
             verdict = _check_replay(context, graph, problem, exact)
@@ -129,24 +106,26 @@ def _measure(
             samples = graph.time(method.repeats)
         del graph, results  # before the memory that they use goes
     elif verdict.correct:
-        samples = timing.eager(context, contender.call, BUFFERS, method.calls, method.repeats)
+        samples = timing.eager(context, call, BUFFERS, method.calls, method.repeats)
+        enqueued = timing.enqueue(context, contender.enqueue, BUFFERS, method.calls, method.repeats)
     context.synchronize()
     context.comm.check()
-    gathered = [json.loads(one) for one in context.world.exchange(json.dumps(samples).encode())]
+    gathered = [json.loads(one) for one in context.world.exchange(json.dumps([samples, enqueued]).encode())]
     contender.release(context)
     if not samples:
         return Outcome(None, None, False, verdict.max_error)
-    timing_of_all = slowest(gathered)
-    return Outcome(timing_of_all.us, timing_of_all.skew_us, True, verdict.max_error)
+    found = slowest([one for one, _ in gathered])
+    enqueue_us = slowest([one for _, one in gathered]).us if enqueued else None
+    return Outcome(found.us, found.skew_us, True, verdict.max_error, found.spread_us, enqueue_us)
 
 
-def _call_each(context: Context, contender: Contender) -> dict[int, torch.Tensor]:
+def _call_each(context: Context, call: timing.Call) -> dict[int, torch.Tensor]:
     """The first result of every buffer, copied, after calls that warm up. Inputs are as they were for each of them."""
     context.world.barrier()
-    results = {index: contender.call(index).clone() for index in range(BUFFERS)}
+    results = {index: call(index).clone() for index in range(BUFFERS)}
     context.synchronize()
     for index in range(BUFFERS):
-        contender.call(index)
+        call(index)
     context.synchronize()
     return results
 

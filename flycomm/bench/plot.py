@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from flycomm.bench import labels
+from flycomm.bench.collective import SHARE
 from flycomm.bench.rows import Row
 from flycomm.bench.units import format_bytes
 from flycomm.errors import UsageError
@@ -15,7 +17,7 @@ Points = dict[int, float]  # message bytes to microseconds
 
 _OURS = "flycomm"
 _LEVEL_LABELS = 10  # sizes whose names fit side by side
-_FLOOR = "one-shot floor (launch + link + bytes)"
+_FLOOR = "floor (launch + link + bytes)"
 
 
 def require_matplotlib() -> None:
@@ -25,25 +27,22 @@ def require_matplotlib() -> None:
 
 
 def lines(rows: Sequence[Row]) -> dict[str, Points]:
-    """What is drawn: flycomm first, then every baseline that has a time, then the floor. Later rows replace earlier."""
+    """What one panel draws: flycomm first, then every baseline that has a time, then the floor. Later rows replace
+    earlier ones."""
     drawn: dict[str, Points] = {_OURS: {}}
-    floor: Points = {}
-    for row in rows:
-        if row["what"] == "floor":
-            if row["protocol"] == "one_shot":
-                floor[row["bytes"]] = row["us"]
-            continue
+    cases = [row for row in rows if row["what"] != "floor"]
+    for row in cases:
         if row["us"] is not None:
             drawn[_OURS][row["bytes"]] = row["us"]
         if row["baseline"] is not None and row["baseline_us"] is not None:
             drawn.setdefault(row["baseline"], {})[row["bytes"]] = row["baseline_us"]
-    if floor:
-        drawn[_FLOOR] = floor
+    if cases:
+        drawn[_FLOOR] = labels.floors_for(cases[0], rows)
     return {name: dict(sorted(points.items())) for name, points in drawn.items() if points}
 
 
 def save(rows: Sequence[Row], path: Path) -> None:
-    """Draw one panel a (target, world, dtype, mode) into a PNG file (or what else its suffix says)."""
+    """Draw one panel a (collective, dtype, machine, way of timing) into a PNG file (or what else its suffix says)."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -69,7 +68,7 @@ def save(rows: Sequence[Row], path: Path) -> None:
         axes.yaxis.set_major_locator(FixedLocator(_ticks([us for points in drawn.values() for us in points.values()])))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda us, _: f"{us:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("message (bytes a rank)")
+        axes.set_xlabel(f"{SHARE[group[0]['what']]} (bytes a rank)")
         axes.set_ylabel("latency (µs, slowest rank)")
         axes.set_title(title)
         axes.grid(True, alpha=0.3)
@@ -83,17 +82,10 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     panels: dict[str, list[Row]] = {}
     for row in rows:
         if row["what"] != "floor" and row["us"] is not None:
-            where = f"{row['world']} ranks, {row['target']} ({row['device']})"
-            mode = "graph on torch's default stream" if row["replay_on"] == "default" else row["mode"]
-            panels.setdefault(f"{row['what']}, {row['dtype']}, {mode}: {where}", []).append(row)
-    for group in panels.values():
-        first = group[0]
-        group += [
-            row
-            for row in rows
-            if row["what"] == "floor" and all(row[key] == first[key] for key in ("target", "device", "world", "mode"))
-        ]
-    return panels
+            where = f"{labels.ranks(row)}, {row['target']} ({row['device']})"
+            panels.setdefault(f"{labels.collective(row)}, {row['dtype']}, {labels.how(row)}: {where}", []).append(row)
+    floors = [row for row in rows if row["what"] == "floor"]
+    return {title: group + floors for title, group in panels.items()}
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flycomm import _console
+from flycomm.bench import labels
+from flycomm.bench.collective import SHARE
 from flycomm.bench.rows import Row
 from flycomm.bench.units import format_bytes, unique
 
@@ -19,26 +21,25 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def tables(rows: Sequence[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """``(title, columns, lines)`` of each (target, device, world, mode) in the rows, then of the floors."""
-    groups: dict[tuple[str, str, int, str], list[Row]] = {}
+    """``(title, columns, lines)`` of each collective, world and way of timing in the rows, then of the floors."""
+    groups: dict[str, list[Row]] = {}
+    floors: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["target"], row["device"], row["world"], row["mode"]), []).append(row)
-    drawn = []
-    for (target, device, world, mode), group in groups.items():
-        where = f"{world} rank{'s' if world > 1 else ''} on {target} ({device}), {mode}"
-        cases = [row for row in group if row["what"] != "floor"]
-        floors = [row for row in group if row["what"] == "floor"]
-        if cases:
-            drawn.append((f"{cases[0]['what']}, {where}: µs a call, slowest rank", *_of_cases(cases, floors)))
-        if floors:
-            drawn.append((f"floors, {where}", *_of_floors(floors)))
-    return drawn
+        where = f"{labels.ranks(row)} on {row['target']} ({row['device']})"
+        if row["what"] == "floor":
+            floors.setdefault(f"floors, {where}, {row['mode']}", []).append(row)
+        else:
+            title = f"{labels.collective(row)}, {where}, {labels.how(row)}: µs a call, slowest rank"
+            groups.setdefault(title, []).append(row)
+    drawn = [(title, *_of_cases(group, labels.floors_for(group[0], rows))) for title, group in groups.items()]
+    return drawn + [(title, *_of_floors(group)) for title, group in floors.items()]
 
 
-def _of_cases(cases: Sequence[Row], floors: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _of_cases(cases: Sequence[Row], bounds: Mapping[int, float]) -> tuple[list[str], list[list[str]]]:
     baselines = unique(row["baseline"] for row in cases if row["baseline"] is not None)
-    bounds = {row["bytes"]: row["us"] for row in floors if row["protocol"] == "one_shot"}
-    columns = ["message", "dtype", "protocol", "result", "flycomm", "skew", *baselines, *(["floor"] if bounds else [])]
+    enqueued = any(row["enqueue_us"] is not None for row in cases)
+    columns = [SHARE[cases[0]["what"]], "dtype", "protocol", "result", "flycomm", "skew"]
+    columns += [*(["enqueue"] if enqueued else []), *baselines, *(["floor"] if bounds else [])]
     by_case: dict[tuple[int, str], list[Row]] = {}
     for row in cases:
         by_case.setdefault((row["bytes"], row["dtype"]), []).append(row)
@@ -47,7 +48,7 @@ def _of_cases(cases: Sequence[Row], floors: Sequence[Row]) -> tuple[list[str], l
         last = group[-1]  # a file may hold several runs: the newest counts
         compared = {row["baseline"]: row for row in group}
         line = [format_bytes(num_bytes), dtype, last["protocol"], "ok" if last["correct"] else "WRONG"]
-        line += [_us(last["us"]), _us(last["skew_us"])]
+        line += [_us(last["us"]), _us(last["skew_us"]), *([_us(last["enqueue_us"])] if enqueued else [])]
         line += [_compared(compared.get(name)) for name in baselines]
         lines.append(line + ([_us(bounds.get(num_bytes))] if bounds else []))
     return columns, lines
@@ -59,13 +60,14 @@ def _of_floors(floors: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "flag": "one way of a flag between two ranks",
         "copy": "every rank copies to its neighbour",
         "one_shot": "launch + flag + bytes to every peer at the copy's rate",
+        "two_shot": "launch + 2 flags + 2 / world of the bytes to every peer",
     }
     lines = []
     for row in floors:
         rate = f"{row['bytes'] / row['us'] / 1000:.0f} GB/s" if row["protocol"] == "copy" and row["us"] else ""
         size = format_bytes(row["bytes"]) if row["bytes"] else _NOTHING
         lines.append([row["protocol"], size, _us(row["us"]), rate, meaning.get(row["protocol"], "")])
-    return ["floor", "message", "µs", "rate", "what it is"], lines
+    return ["floor", "bytes", "µs", "rate", "what it is"], lines
 
 
 def _us(value: float | None) -> str:
@@ -75,4 +77,6 @@ def _us(value: float | None) -> str:
 def _compared(row: Row | None) -> str:
     if row is None or row["baseline_us"] is None:
         return _NOTHING
-    return _us(row["baseline_us"]) + (f" ({row['ratio']:.2f}×)" if row["ratio"] is not None else "")
+    ratio = f" ({row['ratio']:.2f}×)" if row["ratio"] is not None else ""
+    enqueue_us = row["baseline_enqueue_us"]
+    return _us(row["baseline_us"]) + ratio + (f", enqueue {_us(enqueue_us)}" if enqueue_us is not None else "")

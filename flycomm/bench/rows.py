@@ -1,31 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as JSON lines, one a (case, baseline), and where they come from.
+"""Results as JSON lines, one a (case, baseline). What is not known, or has no meaning in a row, is null.
 
-Keys: ``what`` ("all_reduce", or "floor"), ``target``, ``device``, ``world``, ``bytes`` (of the message), ``dtype``,
-``protocol`` ("fallback" where flycomm handed over), ``mode``, ``replay_on`` (the stream of replays: "own" or
-"default"), ``us`` (median, slowest rank), ``skew_us``, ``baseline``, ``baseline_us``, ``ratio`` (``baseline_us / us``),
-``correct`` (of flycomm, to the bit), ``max_error``, ``commit``, ``command``. What is not known is null. In a floor
-``protocol`` is its name: "empty", "flag", "copy" or "one_shot".
+======================== =============================================================================================
+``what``                 "all_reduce", "all_gather", "reduce_scatter", or "floor"
+``reduction``            "sum", "avg", "max" or "min"; null where nothing is reduced
+``target``, ``device``, ``world``, ``dtype``
+``bytes``                of one rank's share: the message of an all-reduce, the shard of the others
+``protocol``             flycomm's; "fallback" where it handed over. In a floor its name: "empty", "flag", …
+``mode``, ``replay_on``  "graph" or "eager"; the stream of replays, "own" or "default"
+``straggler_us``         one rank, another each time, came to each call this late; nothing is subtracted
+``us``, ``skew_us``      median of the slowest rank; how much slower it is than the fastest
+``spread_us``            how wide the middle half of the slowest rank's repeats is
+``enqueue_us``           CPU time until a call returns, median, slowest rank; in mode eager
+``baseline``             by name, with ``baseline_us``, ``baseline_spread_us`` and ``baseline_enqueue_us``
+``ratio``                ``baseline_us / us``
+``correct``              of flycomm, to the bit; ``max_error``
+``commit``, ``command``  what was measured, and how to do it again
+======================== =============================================================================================
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flycomm.bench.floors import Floor
-from flycomm.bench.harness import Case, Outcome
+from flycomm.bench.harness import Outcome
+from flycomm.bench.problem import Case
 from flycomm.errors import UsageError
 
 Row = dict[str, Any]
 
 KEYS = (
     "what",
+    "reduction",
     "target",
     "device",
     "world",
@@ -34,16 +45,23 @@ KEYS = (
     "protocol",
     "mode",
     "replay_on",
+    "straggler_us",
     "us",
     "skew_us",
+    "spread_us",
+    "enqueue_us",
     "baseline",
     "baseline_us",
+    "baseline_spread_us",
+    "baseline_enqueue_us",
     "ratio",
     "correct",
     "max_error",
     "commit",
     "command",
 )
+# Files from before there was more than one reduction, a straggler or a spread lack these.
+_LATER = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
 
 
 def of_case(
@@ -51,7 +69,7 @@ def of_case(
 ) -> list[Row]:
     """The rows of one case: one a baseline (None: it has no time), or one without a baseline.
 
-    ``common`` has what all rows of a run share: what, target, device, world, mode, commit, command.
+    ``common`` has what all rows of a run share: what, reduction, target, device, world, mode, commit, command …
     """
     measured = {
         "bytes": case.num_bytes,
@@ -59,20 +77,28 @@ def of_case(
         "protocol": protocol,
         "us": _rounded(outcome.us),
         "skew_us": _rounded(outcome.skew_us),
+        "spread_us": _rounded(outcome.spread_us),
+        "enqueue_us": _rounded(outcome.enqueue_us),
         "correct": outcome.correct,
         "max_error": outcome.max_error if math.isfinite(outcome.max_error) else None,
     }
     compared: Sequence[tuple[str | None, Outcome | None]] = list(baselines.items()) or [(None, None)]
     rows = []
     for name, other in compared:
-        baseline_us = _rounded(other.us) if other is not None else None
-        ratio = round(baseline_us / outcome.us, 3) if baseline_us is not None and outcome.us else None
-        rows.append(_row(common, measured | {"baseline": name, "baseline_us": baseline_us, "ratio": ratio}))
+        baseline: Row = {"baseline": name}
+        if other is not None:
+            baseline["baseline_us"] = _rounded(other.us)
+            baseline["baseline_spread_us"] = _rounded(other.spread_us)
+            baseline["baseline_enqueue_us"] = _rounded(other.enqueue_us)
+        if baseline.get("baseline_us") is not None and outcome.us:
+            baseline["ratio"] = round(baseline["baseline_us"] / outcome.us, 3)
+        rows.append(_row(common, measured | baseline))
     return rows
 
 
 def of_floor(common: Mapping[str, Any], floor: Floor) -> Row:
-    found = {"what": "floor", "protocol": floor.name, "bytes": floor.num_bytes, "us": _rounded(floor.us)}
+    found: Row = {"what": "floor", "protocol": floor.name, "bytes": floor.num_bytes, "us": _rounded(floor.us)}
+    found |= {"reduction": None, "straggler_us": None}
     return _row(common, found)
 
 
@@ -104,41 +130,7 @@ def load(path: Path) -> list[Row]:
             row = json.loads(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict) or not set(KEYS) <= row.keys():
+        if not isinstance(row, dict) or not set(KEYS) - _LATER <= row.keys():
             raise UsageError(f"line {number} of {path} is not a result row; pass a file that --json wrote")
-        rows.append(row)
+        rows.append({key: row.get(key) for key in KEYS})
     return rows
-
-
-def commit(root: Path) -> str | None:
-    """The short hash of the checkout whose top folder is ``root``, with "+dirty" where its code differs from that.
-
-    None if there is no such checkout, or no git.
-    """
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != root.resolve():
-        return None
-    short = _git(root, "rev-parse", "--short", "HEAD")
-    if short is None:
-        return None
-    changed = _git(root, "status", "--porcelain", "--", "flycomm", "csrc_shim")
-    return f"{short}+dirty" if changed else short
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def command(launcher: Sequence[str], options: Mapping[str, Any]) -> str:
-    """A command line that measures the same again: all that was in force, without where results were written."""
-    words = [*launcher, "flycomm", "bench", "all_reduce"]
-    for name, value in options.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)

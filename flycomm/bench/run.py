@@ -14,24 +14,26 @@ import torch
 
 import flycomm
 from flycomm import _console
-from flycomm.bench import baselines, floors, rows
-from flycomm.bench.contender import Context, Flycomm
-from flycomm.bench.harness import BaselineError, Case, Method, Outcome, Problem, measure, measure_best
+from flycomm.bench import baselines, floors, origin, rows, straggler
+from flycomm.bench.budget import budget
+from flycomm.bench.collective import Collective
+from flycomm.bench.contender import Context
+from flycomm.bench.harness import BaselineError, Method, Outcome, measure, measure_best
+from flycomm.bench.ours import Flycomm
+from flycomm.bench.problem import Case, Problem
 from flycomm.bench.ranks import Started
-from flycomm.errors import PeerAccessError, UsageError
-from flycomm.geometry import LARGEST_CLASS, size_class
-from flycomm.layout import plan_layout
-from flycomm.start import DEFAULT_MAX_BYTES
+from flycomm.errors import PeerAccessError
+from flycomm.geometry import SYNC
 from flycomm.targets import Target
 from flycomm.world import World
 
-_SMALLEST_BUDGET = 1 << 20
 _WARM_S = 0.5  # of work before the first case: clocks of an idle GPU are low
 
 
 @dataclass(frozen=True)
 class Settings:
     target: Target
+    collective: Collective
     cases: tuple[Case, ...]
     method: Method
     against: tuple[str, ...]  # names in baselines.REGISTRY
@@ -60,6 +62,7 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
     target = settings.target
     runtime = target.runtime
     runtime.set_device(world.device)
+    sizes = [case.num_bytes for case in settings.cases]
     stream = torch.cuda.Stream(world.device) if runtime.torch_device_type == "cuda" else None
     with (
         torch.cuda.stream(stream) if stream is not None else nullcontext(),
@@ -67,43 +70,28 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
             group,
             world=world,
             target=target.name,
-            max_bytes=budget(target, world, max(case.num_bytes for case in settings.cases)),
+            max_bytes=budget(target, world, settings.collective, settings.method.mode == "graph", sizes),
             timeout=settings.timeout,
             fallback=settings.fallback if group is not None else "error",
         ) as comm,
     ):
         replay = torch.cuda.default_stream(world.device) if stream and settings.replay_on == "default" else None
-        return _measure_all(Context(world, target, comm, group, stream, replay), started, settings)
-
-
-def budget(target: Target, world: World, largest: int) -> int:
-    """``max_bytes`` for messages up to ``largest``: their size class has a channel, so they go in one launch."""
-    graphs = target.capabilities(world.device).graphs
-    wanted = min(size_class(largest), LARGEST_CLASS)
-    num_bytes = DEFAULT_MAX_BYTES if graphs else _SMALLEST_BUDGET
-    while not _has_class(target.name, world.size, num_bytes, graphs, wanted):
-        num_bytes *= 2
-    return max(num_bytes, largest)
-
-
-def _has_class(target: str, world: int, num_bytes: int, graphs: bool, wanted: int) -> bool:
-    try:
-        return plan_layout(target, world, num_bytes, 1, graphs).largest_class >= wanted
-    except UsageError:
-        return False
+        return _measure_all(Context(world, target, comm, group, stream, settings.collective, replay), started, settings)
 
 
 def _measure_all(context: Context, started: Started, settings: Settings) -> Report:
     report = Report()
     common = {
-        "what": "all_reduce",
+        "what": settings.collective.name,
+        "reduction": settings.collective.reduction,
         "target": context.target.name,
         "device": context.target.capabilities(context.world.device).device_name,
         "world": context.world.size,
         "mode": settings.method.mode,
         "replay_on": settings.replay_on if settings.method.mode == "graph" else None,
+        "straggler_us": settings.method.straggler_us or None,
         "commit": settings.commit,
-        "command": rows.command(started.launcher, _options(settings, started)),
+        "command": origin.command(started.launcher, settings.collective.name, _options(settings, started)),
     }
     names, reasons = baselines.usable(context, settings.against)
     if settings.explicit:
@@ -114,11 +102,13 @@ def _measure_all(context: Context, started: Started, settings: Settings) -> Repo
     if context.world.rank == 0:
         shown = _console.progress(len(settings.cases) * (1 + len(names)) + settings.floors)
     with shown as advance:
-        _warm(context)
+        warm(context)
+        if settings.method.straggler_us:
+            straggler.prepare(context)
         for case in settings.cases:
             problem = Problem(context, case)
             label = f"{case.num_bytes} bytes, {case.dtype}"
-            protocol = Flycomm.protocol(context, problem.inputs[0])
+            protocol = Flycomm.plan(context, case, settings.method.mode == "graph").protocol
             outcome = measure(context, Flycomm(), problem, settings.method, protocol != "fallback")
             advance(f"flycomm, {label}")
             others: dict[str, Outcome | None] = {}
@@ -145,13 +135,15 @@ def _against(context: Context, name: str, problem: Problem, method: Method, repo
 
 
 def _floor_rows(context: Context, common: dict[str, Any], settings: Settings, report: Report) -> Sequence[rows.Row]:
-    sizes = sorted({case.num_bytes for case in settings.cases})
+    captured = settings.method.mode == "graph"
+    plans = {case.num_bytes: Flycomm.plan(context, case, captured) for case in settings.cases}
+    grids = {size: plan.row.geometry if plan.row is not None else SYNC for size, plan in sorted(plans.items())}
     try:
-        found = floors.measure(context, sizes, settings.method)
+        found = floors.measure(context, grids, settings.method)
     except PeerAccessError as error:
         report.note(f"floors: {error}")
         return []
-    if missing := floors.names(context.world.size) - {floor.name for floor in found}:
+    if missing := floors.names(context) - {floor.name for floor in found}:
         report.note(f"floors: {', '.join(sorted(missing))} could not be measured, because a write did not arrive")
     return [rows.of_floor(common, floor) for floor in found]
 
@@ -162,7 +154,8 @@ def _add(report: Report, new: Sequence[rows.Row], context: Context, settings: Se
         rows.append(settings.json, new)
 
 
-def _warm(context: Context) -> None:
+def warm(context: Context) -> None:
+    """Raise the clocks of this rank's GPU, which are low while it idles."""
     if context.stream is None:
         return
     ballast = torch.ones(1 << 24, device=context.device)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's microseconds a call: by wall clock, by events, or by replays of a captured graph.
+"""One rank's microseconds a call: by wall clock, by events, or by replays of a captured graph;
+and how long it takes only to call.
 
 Ranks align before each timed part, so that none waits for another inside it for longer than the exchange takes.
 Everything runs on the context's one stream, which is current; replays may be asked for on another.
@@ -49,6 +50,22 @@ def _by_events(context: Context, call: Call, buffers: int, calls: int) -> float:
     end.record(context.stream)
     end.synchronize()
     return start.elapsed_time(end) * 1000 / calls
+
+
+def enqueue(context: Context, call: Call, buffers: int, calls: int, repeats: int) -> list[float]:
+    """CPU microseconds until a call returns, one number a call; nothing is waited for within ``calls`` of them.
+
+    On a target without streams a call returns when its work is done.
+    """
+    samples = []
+    for _ in range(repeats):
+        context.align()
+        for index in range(calls):
+            start = time.perf_counter_ns()
+            call(index % buffers)
+            samples.append((time.perf_counter_ns() - start) / 1000)
+        context.synchronize()
+    return samples
 
 
 class Graph:

@@ -13,7 +13,7 @@ from typing import Any
 
 from flycomm.channel import MAX_WORLD
 from flycomm.dtypes import REDUCIBLE
-from flycomm.geometry import SYNC, Geometry
+from flycomm.geometry import RESIDENT_THREADS, SYNC, Geometry
 from flycomm.kernels import (
     all_reduce_one_shot,
     all_reduce_pull,
@@ -64,7 +64,7 @@ def all_gather(world: int, geometry: Geometry, protocol: str, unit: int = 16) ->
 
 
 def _specialize(name: str, build: Callable[..., Any], world: int, dtype: str, geometry: Geometry) -> Specialization:
-    return Specialization(name, build, world, dtype, geometry.blocks, geometry.threads)
+    return Specialization(name, build, world, dtype, geometry.blocks, geometry.threads, RESIDENT_THREADS)
 
 
 def _suffix(reduction: str) -> str:
@@ -72,15 +72,15 @@ def _suffix(reduction: str) -> str:
 
 
 def rank_barrier(world: int) -> Specialization:
-    return Specialization("barrier", barrier.build, world, "", SYNC.blocks, SYNC.threads)
+    return _specialize("barrier", barrier.build, world, "", SYNC)
 
 
 def put_signal(world: int) -> Specialization:
-    return Specialization("put_signal", point_to_point.build_put_signal, world, "", SYNC.blocks, SYNC.threads)
+    return _specialize("put_signal", point_to_point.build_put_signal, world, "", SYNC)
 
 
 def wait_signal(world: int) -> Specialization:
-    return Specialization("wait_signal", point_to_point.build_wait_signal, world, "", SYNC.blocks, SYNC.threads)
+    return _specialize("wait_signal", point_to_point.build_wait_signal, world, "", SYNC)
 
 
 def _chosen(world: int) -> Iterator[Specialization]:

@@ -54,7 +54,8 @@ def _text(specialization: Specialization) -> str | None:
         build = _described(specialization.build)
     except _NotOursError:
         return None
-    fixed = (specialization.world, specialization.dtype, specialization.blocks, specialization.threads)
+    s = specialization
+    fixed = (s.world, s.dtype, s.blocks, s.threads, s.resident_threads)
     told = [os.environ.get(variable.name, "") for variable in env.ALL]
     return f"{_sources()} {build} {fixed} {told}"
 

@@ -28,6 +28,7 @@ class Specialization:
     dtype: str  # a name of dtypes.REDUCIBLE; "" where a kernel moves no data
     blocks: int
     threads: int  # a block
+    resident_threads: int = 0  # that a compute unit must be able to hold of it, a multiple of 256; 0: no demand
 
     @property
     def name(self) -> str:
@@ -44,7 +45,10 @@ class Specialization:
 @cache
 def _built(specialization: Specialization) -> tuple[Any, tuple[Any, ...]]:
     s = specialization
-    return s.build(s.world, s.dtype, s.blocks, s.threads)
+    launcher, placeholders = s.build(s.world, s.dtype, s.blocks, s.threads)
+    if s.resident_threads:
+        launcher.compile_hints["waves_per_eu"] = s.resident_threads // (targets.WAVE * targets.EXECUTION_UNITS)
+    return launcher, placeholders
 
 
 _handles: dict[Specialization, Any] = {}

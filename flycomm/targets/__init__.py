@@ -16,7 +16,16 @@ from functools import cache
 
 from flycomm import env
 from flycomm.errors import TargetError, UsageError
-from flycomm.targets.base import Availability, Capabilities, MappedMemory, Memory, Runtime, Target
+from flycomm.targets.base import (
+    EXECUTION_UNITS,
+    WAVE,
+    Availability,
+    Capabilities,
+    MappedMemory,
+    Memory,
+    Runtime,
+    Target,
+)
 
 NAMES = ("rocm", "cuda", "host")  # in the order in which `pick` tries them
 
@@ -77,6 +86,15 @@ def current() -> Target:
     return _active or pick()
 
 
+def expect_virtual_ranks() -> None:
+    """Say, before a driver starts, that ranks of this process may share a GPU. Changes nothing once CUDA has started.
+
+    Left to itself, CUDA loads a kernel at its first launch. That can wait for kernels that run, and one of those may be
+    waiting for this very launch. Kernels of ours are preloaded, so this is about torch's.
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
 @contextmanager
 def compiling_for(name: str, arch: str = "") -> Iterator[None]:
     """Within the block, FlyDSL compiles for target ``name`` (and chip ``arch``); nothing it compiles may run here.
@@ -104,7 +122,9 @@ def compiling_for(name: str, arch: str = "") -> Iterator[None]:
 
 
 __all__ = [
+    "EXECUTION_UNITS",
     "NAMES",
+    "WAVE",
     "Availability",
     "Capabilities",
     "MappedMemory",
@@ -115,6 +135,7 @@ __all__ = [
     "active",
     "compiling_for",
     "current",
+    "expect_virtual_ranks",
     "get",
     "pick",
 ]

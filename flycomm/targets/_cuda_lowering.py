@@ -7,6 +7,8 @@
   address: two allocations would be one memory. They become internal. Dynamic shared memory (an array of 0 bytes) stays.
 - AMD's names of synchronisation scopes become NVPTX's: ``agent`` is ``device`` (``.gpu``), ``workgroup`` and
   ``wavefront`` are ``block`` (``.cta``); no name is system scope (``.sys``).
+- ``waves_per_eu``, a hint for AMD GPUs, becomes the number of blocks that a multiprocessor must hold: as many threads as
+  on a compute unit. The kernel gets no more registers than leave room for them.
 - Mathematics: see :mod:`flycomm.targets._cuda_math`.
 - What only AMD GPUs have is refused by name.
 
@@ -15,6 +17,8 @@ with their own rounding, so sums have the same bits on every target.
 """
 
 from __future__ import annotations
+
+import math
 
 from flydsl._mlir import ir
 from flydsl._mlir.passmanager import PassManager
@@ -43,10 +47,11 @@ _FOREIGN_DIALECTS = frozenset(("amdgpu", "fly", "fly_ktrace", "fly_rocdl", "rocd
 _SHARED = 3  # LLVM's number of the address space
 
 
-def lower(module: ir.Module, *, libdevice: bool) -> None:
+def lower(module: ir.Module, *, libdevice: bool, resident_threads: int = 0) -> None:
     """Rewrite a traced module in place, as far as :func:`last_passes` can take it on.
 
-    ``libdevice`` says whether NVIDIA's device library is linked. Raises
+    ``libdevice`` says whether NVIDIA's device library is linked; ``resident_threads``, how many threads of a kernel a
+    multiprocessor must be able to hold (0: no demand). Raises
     :class:`flycomm.errors.UnsupportedOnTarget` for an operation without a meaning on NVIDIA GPUs.
     """
     try:
@@ -54,6 +59,8 @@ def lower(module: ir.Module, *, libdevice: bool) -> None:
         for kernels in module.body.operations:
             if kernels.operation.name == "gpu.module":
                 _lower_operations(kernels.operation)
+                if resident_threads:
+                    _hold_blocks(kernels.operation, resident_threads)
                 _cuda_math.lower(kernels.operation, libdevice=libdevice)
         module.operation.verify()
     except ir.MLIRError as error:  # as FlyDSL does for its own pipeline: it then shows the user's line
@@ -70,6 +77,14 @@ def _lower_operations(kernels: ir.Operation) -> None:
             _rename_scope(op)
         if op.name == "llvm.mlir.global":
             _keep_apart(op)
+
+
+def _hold_blocks(kernels: ir.Operation, threads: int) -> None:
+    for op in operations(kernels):
+        if op.name == "gpu.func" and "known_block_size" in op.attributes:
+            block = math.prod(ir.DenseI32ArrayAttr(op.attributes["known_block_size"]))
+            count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), max(1, threads // block))
+            op.attributes["nvvm.minctasm"] = count
 
 
 def _rename_scope(op: ir.Operation) -> None:

@@ -12,6 +12,13 @@ import torch
 
 from flycomm.targets.base import Runtime
 
+# What torch's public functions call in the end, in CUDA and ROCm builds alike, with no Stream object in between. Where
+# there is none (in a CPU build, or if a later torch renames it) it is the public function.
+_raw_stream = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
 
 class TorchGpuRuntime(Runtime):
     """Devices and streams as torch counts them, so that a user's ``torch.cuda.stream(...)`` blocks are respected."""
@@ -28,10 +35,10 @@ class TorchGpuRuntime(Runtime):
         torch.cuda.set_device(device)
 
     def current_stream(self, device: int) -> int:
-        return torch.cuda.current_stream(device).cuda_stream
+        return _raw_stream(device)
 
     def is_capturing(self, device: int) -> bool:
-        if torch.cuda.current_device() == device:  # the usual case: changing the device twice costs microseconds
+        if _current_device() == device:  # the usual case: changing the device twice costs microseconds
             return torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(device):
             return torch.cuda.is_current_stream_capturing()

@@ -25,7 +25,7 @@ from flycomm.errors import TargetError
 from flycomm.targets import _flydsl
 from flycomm.targets._shim_memory import ShimMemory
 from flycomm.targets._torch_gpu import TorchGpuRuntime
-from flycomm.targets.base import Availability, Capabilities, Target
+from flycomm.targets.base import EXECUTION_UNITS, WAVE, Availability, Capabilities, Target
 
 _WARP = 32  # threads
 # By compute capability, the oldest PTX version that knows the chip and has what we use: older drivers assemble it too.
@@ -49,6 +49,12 @@ def features(arch: str) -> str:
     if not number.isdigit() or int(number) not in _PTX:
         raise TargetError(f"chip {arch!r} is not one of {', '.join(f'sm_{n}' for n in _PTX)}; set ARCH to one of these")
     return f"+ptx{_PTX[int(number)]}"
+
+
+def _ask_for_queues() -> None:
+    """With the default of 8, streams of virtual ranks would share queues, and a kernel that waits for another rank's
+    would keep it from starting. Read when a context is made, so it has to be said first."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @cache
@@ -95,7 +101,8 @@ class CudaBackend(BaseBackend):
         from flycomm.targets import _cuda_lowering
 
         with module.context, module.operation.location:
-            _cuda_lowering.lower(module, libdevice=bool(_libdevice()))
+            waves = int(compile_hints.get("waves_per_eu") or 0)
+            _cuda_lowering.lower(module, libdevice=bool(_libdevice()), resident_threads=waves * WAVE * EXECUTION_UNITS)
 
     def pipeline_fragments(self, *, compile_hints: dict) -> list[str]:
         from flycomm.targets import _cuda_lowering, _cuda_math
@@ -144,6 +151,7 @@ class CudaTarget(Target):
 
         if torch.version.cuda is None:
             return Availability(False, f"torch {torch.__version__} is not a CUDA build; install one from pytorch.org")
+        _ask_for_queues()
         try:
             _shim.open_driver(_shim.CUDA)
             devices = _shim.device_count(_shim.CUDA)
@@ -160,9 +168,7 @@ class CudaTarget(Target):
         return Capabilities(**_shim.device_query(_shim.CUDA, device), graphs=True)
 
     def register(self) -> None:
-        # Read when a context is made. With the default of 8, streams of virtual ranks would share queues, and a kernel
-        # that waits for another rank's would keep it from starting.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        _ask_for_queues()
         _flydsl.register("cuda", CudaBackend, CudaDeviceRuntime)
 
     def raise_pending(self) -> None:

@@ -110,6 +110,8 @@ class LocalWorlds(Sequence[World]):
             raise UsageError(f"a world of {size} ranks was asked for; ask for at least 1")
         if devices is not None and len(devices) != size:
             raise UsageError(f"{len(devices)} devices were given for {size} ranks; give one a rank, repeats allowed")
+        if size > 1:
+            targets.expect_virtual_ranks()
         self._meeting = _Meeting(size)
         self._worlds = [LocalWorld(self._meeting, rank, devices[rank] if devices else None) for rank in range(size)]
         self._threads: list[threading.Thread] = []

@@ -8,9 +8,9 @@ import pytest
 from build import build
 
 from flycomm import targets
-from flycomm.bench import floor_kernels
+from flycomm.bench import floor_kernels, straggler
 
-KERNELS = (floor_kernels.ping_pong(), floor_kernels.empty(8, 512))
+KERNELS = (floor_kernels.ping_pong(), floor_kernels.empty(8, 512), straggler.spin())
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])

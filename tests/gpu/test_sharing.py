@@ -27,9 +27,12 @@ def sharing(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def two_processes(*command: str | Path, **variables: str) -> None:
+def two_gpus() -> None:
     if targets.pick().runtime.device_count() < 2:
         pytest.skip("NCCL and RCCL refuse 2 ranks on 1 GPU")
+
+
+def two_processes(*command: str | Path, **variables: str) -> None:
     program, *arguments = command
     done = torchrun(program, 2, *map(str, arguments), env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,15 +41,17 @@ def two_processes(*command: str | Path, **variables: str) -> None:
 
 @pytest.mark.parametrize("allocator", [{}, EXPANDABLE], ids=["segments", "expandable_segments"])
 def test_collectives_between_processes(sharing: str, allocator: dict[str, str]):
+    two_gpus()
     two_processes(COLLECTIVES, "against_group", **{SHARING: sharing}, **allocator)
 
 
 def test_ranks_that_see_one_gpu_each(sharing: str):
+    two_gpus()
     two_processes(ONE_GPU, COLLECTIVES, "against_group", **{SHARING: sharing})
 
 
 def test_buffers_between_processes(sharing: str):
-    """Memory is made and closed in many worlds, and refused by a rank."""
+    """Memory is made and closed in many worlds, and refused by a rank. Their group is gloo's: one GPU will do."""
     two_processes(WORLDS, "torch_groups", **{SHARING: sharing})
 
 

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from flycomm import geometry, kernels, targets
+from flycomm import kernels, tables, targets
 from flycomm.bench import baselines, cli, floor_kernels, floors, rows
-from flycomm.bench.contender import Contender, Flycomm
+from flycomm.bench.contender import Contender
+from flycomm.bench.ours import Flycomm
 from flycomm.errors import CommTimeout
 from flycomm.memory import SymmetricBuffer
 from tests.launch import mpirun, torchrun
@@ -38,9 +39,11 @@ def test_a_row_of_virtual_ranks(tmp_path, capsys):
     assert row["correct"] is True
     assert row["max_error"] == 0.0
     target = targets.active().name
-    protocol = geometry.entry(target, geometry.size_class(2048)).protocol
-    assert (row["world"], row["bytes"], row["dtype"], row["protocol"]) == (2, 2048, "bf16", protocol)
-    assert (row["target"], row["mode"]) == (target, "eager")
+    assert row["protocol"] in tables.PROTOCOLS
+    assert (row["world"], row["bytes"], row["dtype"], row["reduction"]) == (2, 2048, "bf16", "sum")
+    assert (row["target"], row["mode"], row["straggler_us"]) == (target, "eager", None)
+    assert row["enqueue_us"] > 0
+    assert row["spread_us"] >= 0
     assert row["us"] > 0
     assert 0 <= row["skew_us"] < row["us"]
     assert (row["baseline"], row["baseline_us"], row["ratio"]) == (None, None, None)
@@ -64,7 +67,8 @@ def test_floors(tmp_path, world):
     code, found = _bench(tmp_path, "--world", str(world), "--bytes", "2KiB,64KiB", "--floors")
     assert code == 0
     times = {(row["protocol"], row["bytes"]): row["us"] for row in found if row["what"] == "floor"}
-    assert {name for name, _ in times} == ({"empty"} if world == 1 else {"empty", "flag", "copy", "one_shot"})
+    several = {"empty", "flag", "copy", "one_shot", "two_shot"}
+    assert {name for name, _ in times} == ({"empty"} if world == 1 else several)
     assert all(us > 0 for us in times.values())
     if world > 1:
         assert times["one_shot", 65536] > times["empty", 65536] + times["flag", 0]
@@ -81,17 +85,17 @@ def test_a_floor_that_cannot_be_measured_is_named_and_left_out(tmp_path, monkeyp
 def test_a_flag_that_nobody_answers_ends_by_itself():
     def body(comm) -> int:
         target = targets.active()
-        buffer = SymmetricBuffer(comm._world, target, 4096, name="flag")
+        buffer = SymmetricBuffer(comm._session.world, target, 4096, name="flag")
         ticks = torch.zeros(1, dtype=torch.int64, device=comm.device)
         if comm.rank == 0:
-            stream = target.runtime.current_stream(comm._world.device)
+            stream = target.runtime.current_stream(comm._session.world.device)
             handle = kernels.compiled(floor_kernels.ping_pong())
-            limit = target.capabilities(comm._world.device).clock_hz // 2
+            limit = target.capabilities(comm._session.world.device).clock_hz // 2
             own, peer = buffer.local_address, buffer.addresses[1] + 128
             handle(own, peer, ticks.data_ptr(), limit, 1, ticks.data_ptr(), stream)
             target.raise_pending()
-            target.runtime.synchronize(comm._world.device)
-        comm._world.barrier()
+            target.runtime.synchronize(comm._session.world.device)
+        comm._session.world.barrier()
         buffer.close()
         return int(ticks.item())
 
@@ -122,6 +126,7 @@ class _Sum(Contender):
     """A baseline of virtual ranks: flycomm's own call, in place."""
 
     name = "sum"
+    does: ClassVar = {"all_reduce": ("sum",)}
     in_place = True
     made: ClassVar[list[str]] = []
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from flycomm import targets
-from flycomm.bench import rows
-from flycomm.bench.floors import Floor, one_shot_floor
-from flycomm.bench.harness import Case, Outcome
-from flycomm.bench.run import budget
+from flycomm import tables, targets
+from flycomm.bench import origin, rows
+from flycomm.bench.budget import budget
+from flycomm.bench.collective import Collective
+from flycomm.bench.floors import Floor, one_shot_floor, two_shot_floor
+from flycomm.bench.harness import Outcome
+from flycomm.bench.problem import Case
 from flycomm.bench.stats import slowest
 from flycomm.errors import UsageError
-from flycomm.geometry import LARGEST_CLASS, size_class
 from flycomm.layout import plan_layout
 
 COMMON = {"what": "all_reduce", "target": "host", "device": "a chip", "world": 2, "mode": "eager", "command": "x"}
@@ -31,6 +32,12 @@ def test_the_median_of_a_rank_and_then_the_slowest_rank():
     timing = slowest([[1.0, 100.0, 2.0], [5.0, 3.0, 4.0], [3.0, 3.0, 3.0]])
     assert (timing.us, timing.skew_us) == (4.0, 2.0)  # medians 2, 4, 3
     assert slowest([[7.0]]).skew_us == 0.0
+
+
+def test_the_spread_is_the_slowest_ranks_middle_half():
+    assert slowest([[1.0, 90.0, 2.0], [10.0, 11.0, 12.0, 13.0, 14.0]]).spread_us == 2.0
+    assert slowest([[5.0, 5.0]]).spread_us == 0.0
+    assert slowest([[7.0]]).spread_us is None, "one sample says nothing of noise"
 
 
 def test_a_row_a_baseline():
@@ -72,14 +79,24 @@ def test_the_one_shot_floor_of_two_h200s():
     assert one_shot_floor(0.95, 0.69, 386e3, 8, 128 << 10) == pytest.approx(1.64 + 7 * 0.34, abs=0.01)
 
 
+def test_the_two_shot_floor():
+    assert two_shot_floor(0.95, 0.69, 386e3, 8, 1 << 20) == pytest.approx(0.95 + 1.38 + 1.75 * 2.7165, abs=0.001)
+    assert two_shot_floor(0.95, 0.69, 386e3, 8, 1 << 20) < one_shot_floor(0.95, 0.69, 386e3, 8, 1 << 20)
+    assert two_shot_floor(0.95, 0.69, 386e3, 2, 1 << 20) > one_shot_floor(0.95, 0.69, 386e3, 2, 1 << 20)
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("world", [1, 2, 8])
 @pytest.mark.parametrize("largest", [2048, 100_000, 4 << 20, 20 << 20])
-def test_the_budget_gives_every_message_a_channel_of_its_class(world, largest):
+def test_the_budget_gives_every_message_the_channel_of_its_row(what, world, largest):
+    target = targets.get("host")
     ranks: Any = SimpleNamespace(size=world, device=0)
-    num_bytes = budget(targets.get("host"), ranks, largest)
+    num_bytes = budget(target, ranks, Collective.of(what, None), False, [2048, largest])
     assert num_bytes >= largest
-    layout = plan_layout("host", world, num_bytes, 1, False)
-    assert layout.largest_class >= min(size_class(largest), LARGEST_CLASS)
+    table = tables.load(target.capabilities(0).arch)
+    meant = next(row for row in table.of(what, world, False) if row.largest is None or largest <= row.largest)
+    given = plan_layout(table, world, num_bytes, 1, False).routes[what, False]
+    assert meant.capacity in [row.capacity for row in given if row.largest is None or largest <= row.largest]
 
 
 def test_rows_are_appended_and_read_back(tmp_path):
@@ -88,6 +105,24 @@ def test_rows_are_appended_and_read_back(tmp_path):
     rows.append(path, made)
     rows.append(path, made)
     assert rows.load(path) == made * 2
+
+
+def test_files_of_before_lack_the_newer_keys(tmp_path):
+    path = tmp_path / "results.jsonl"
+    (row,) = rows.of_case(COMMON, CASE, "flags", RIGHT, {})
+    newer = ("reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us")
+    path.write_text(json.dumps({key: value for key, value in row.items() if key not in newer}))
+    assert rows.load(path) == [row]
+
+
+def test_spreads_and_launch_costs_have_keys_of_their_own():
+    ours, nccl = Outcome(4.0, 0.5, True, 0.0, 0.25, 6.0), Outcome(12.0, 0.1, True, 0.1, 0.75, 9.0)
+    common = COMMON | {"reduction": "max", "straggler_us": 50.0}
+    (row,) = rows.of_case(common, CASE, "flags", ours, {"nccl": nccl})
+    assert (row["spread_us"], row["enqueue_us"], row["reduction"], row["straggler_us"]) == (0.25, 6.0, "max", 50.0)
+    assert (row["baseline_spread_us"], row["baseline_enqueue_us"]) == (0.75, 9.0)
+    floor = rows.of_floor(common, Floor("flag", 0, 0.69))
+    assert (floor["reduction"], floor["straggler_us"]) == (None, None), "a floor is nobody's in particular"
 
 
 @pytest.mark.parametrize("line", ["{", "3", '{"what": "all_reduce"}'])
@@ -99,9 +134,11 @@ def test_a_file_of_something_else_is_refused(tmp_path, line):
 
 
 def test_the_command_can_be_run_again():
-    words = shlex.split(rows.command(["torchrun", "--nproc-per-node", "2", "-m"], {"bytes": "2KiB", "floors": False}))
+    words = shlex.split(
+        origin.command(["torchrun", "--nproc-per-node", "2", "-m"], "all_gather", {"bytes": "2KiB", "floors": False})
+    )
     assert words[:6] == ["torchrun", "--nproc-per-node", "2", "-m", "flycomm", "bench"]
-    assert words[6:] == ["all_reduce", "--bytes", "2KiB", "--no-floors"]
+    assert words[6:] == ["all_gather", "--bytes", "2KiB", "--no-floors"]
 
 
 def test_the_commit_is_the_checkouts_own_and_says_when_code_differs(tmp_path):
@@ -111,17 +148,17 @@ def test_the_commit_is_the_checkouts_own_and_says_when_code_differs(tmp_path):
 
     (tmp_path / "flycomm").mkdir()
     (tmp_path / "results").mkdir()
-    assert rows.commit(tmp_path) is None
+    assert origin.commit(tmp_path) is None
     git("init", "-q")
-    assert rows.commit(tmp_path) is None
+    assert origin.commit(tmp_path) is None
     (tmp_path / "flycomm" / "a.py").write_text("1")
     git("add", ".")
     git("commit", "-q", "-m", "a")
-    clean = rows.commit(tmp_path)
+    clean = origin.commit(tmp_path)
     assert clean is not None
     assert len(clean) >= 7
     (tmp_path / "results" / "r.jsonl").write_text("{}")
-    assert rows.commit(tmp_path) == clean, "results are not code"
+    assert origin.commit(tmp_path) == clean, "results are not code"
     (tmp_path / "flycomm" / "b.py").write_text("2")
-    assert rows.commit(tmp_path) == f"{clean}+dirty"
-    assert rows.commit(tmp_path / "flycomm") is None, "an installed package lies in somebody else's checkout"
+    assert origin.commit(tmp_path) == f"{clean}+dirty"
+    assert origin.commit(tmp_path / "flycomm") is None, "an installed package lies in somebody else's checkout"

@@ -101,3 +101,10 @@ def test_the_wall_clock_where_there_is_no_stream(machine: Any):
     assert len(samples) == 3
     assert all(0 < sample < 1e6 for sample in samples)
     assert machine.log == ["align", "call 0", "call 1", "call 0", "call 1"] * 3
+
+
+def test_a_call_is_over_when_it_returns_and_nothing_waits_between_calls(machine: Any):
+    samples = timing.enqueue(machine, machine.call, 2, 4, 3)
+    assert len(samples) == 12
+    assert all(0 < sample < 1e6 for sample in samples)
+    assert machine.log == ["align", "call 0", "call 1", "call 0", "call 1", "synchronize"] * 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from flycomm.bench.cli import main, parse_cases
-from flycomm.bench.harness import Case
+from flycomm.bench.cli import main
+from flycomm.bench.options import parse_cases
+from flycomm.bench.problem import Case
 from flycomm.bench.units import format_bytes, parse_bytes, parse_list
 from flycomm.errors import UsageError
 
@@ -67,6 +68,11 @@ def test_bad_cases_are_refused(sizes, dtypes, word):
         (["--calls", "0"], ["--calls 0"]),
         (["--repeats", "0"], ["--repeats 0"]),
         (["--world", "0"], ["--world 0"]),
+        (["--reduction", "mean"], ["--reduction mean", "avg"]),
+        (["--skew-us", "-1"], ["--skew-us -1", "0..100000"]),
+        (["--skew-us", "1e9"], ["--skew-us 1e+09"]),
+        (["--skew-us", "nan"], ["--skew-us nan"]),
+        (["--compare", "no/such/file"], ["no/such/file", "--json"]),
         (["--from", "no/such/file"], ["no/such/file", "--json"]),
     ],
 )
@@ -76,3 +82,8 @@ def test_bad_options_end_with_one_sentence(options, words, capsys):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert all(word in captured.err for word in words), captured.err
+
+
+def test_a_gather_has_no_reduction(capsys):
+    assert main(["all_gather", "--target", "host", "--reduction", "sum"]) == 2
+    assert "only moves; leave it out" in capsys.readouterr().err

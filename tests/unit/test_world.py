@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -289,6 +290,18 @@ def test_auto_follows_the_launcher(bare_environment: pytest.MonkeyPatch, variabl
 def test_from_group_needs_a_process_group():
     with pytest.raises(UsageError, match="init_process_group"):
         World.from_group()
+
+
+def test_virtual_ranks_want_cuda_to_load_kernels_at_once(monkeypatch: pytest.MonkeyPatch):
+    variable = "CUDA_MODULE_LOADING"
+    monkeypatch.setenv(variable, "LAZY")
+    World.local(2)
+    assert os.environ[variable] == "LAZY", "what a user has set stays"
+    monkeypatch.delenv(variable)
+    World.local(1)
+    assert variable not in os.environ
+    World.local(2)
+    assert os.environ[variable] == "EAGER"
 
 
 def test_nothing_is_imported_before_it_is_needed():

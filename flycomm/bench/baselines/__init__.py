@@ -5,13 +5,16 @@
 gloo                  torch.distributed on CPU tensors
 nccl, rccl            torch.distributed on GPU tensors
 nccl_window           the same on buffers registered as symmetric windows, where torch can register them
-torch_one_shot,       ``torch.ops.symm_mem``, inputs already in symmetric memory
+torch_one_shot,       ``torch.ops.symm_mem``, inputs already in symmetric memory: all-reduce
 torch_two_shot
+torch_reduce_scatter  the same, reduce-scatter
+torch_low_contention  the same with copy engines: all-gather, reduce-scatter
 flashinfer_one_shot   TensorRT-LLM's one-shot kernel from the FlashInfer wheel, f32 sums, the better of PDL on and off
 vllm                  vLLM's custom all-reduce from the same wheel, registered buffers in graphs
 ===================== ==========================================================================================
 
-None of them is needed: one that is missing, or fails, is reported with its reason and has no time.
+Which collectives and reductions each does is in its ``does``. None of them is needed: one that is missing, or fails, is
+reported with its reason and has no time.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from functools import partial
 
 from flycomm.bench.baselines.distributed import Gloo, Nccl, NcclWindow, Rccl
 from flycomm.bench.baselines.flashinfer import FlashInferOneShot
-from flycomm.bench.baselines.symm_mem import TorchOneShot, TorchTwoShot
+from flycomm.bench.baselines.symm_mem import TorchLowContention, TorchOneShot, TorchReduceScatter, TorchTwoShot
 from flycomm.bench.baselines.vllm import Vllm
 from flycomm.bench.contender import Contender, Context
 from flycomm.errors import UsageError
@@ -36,10 +39,12 @@ REGISTRY: dict[str, Variants] = {
     "nccl_window": (NcclWindow,),
     "torch_one_shot": (TorchOneShot,),
     "torch_two_shot": (TorchTwoShot,),
+    "torch_reduce_scatter": (TorchReduceScatter,),
+    "torch_low_contention": (TorchLowContention,),
     "flashinfer_one_shot": (partial(FlashInferOneShot, pdl=False), partial(FlashInferOneShot, pdl=True)),
     "vllm": (Vllm,),
 }
-_INSTALLED = ("gloo", "nccl", "rccl", "torch_one_shot", "torch_two_shot")  # with torch itself, nothing to compile
+_EXTRA = ("nccl_window", "flashinfer_one_shot", "vllm")  # not everywhere, or minutes to compile: only when asked for
 
 # What libraries that are no part of this project raise when they cannot do something here. They have no base of their
 # own: a missing module, a refused driver call, a compiler that fails, an assertion about the machine.
@@ -60,7 +65,9 @@ SETUP_ERRORS = (
 def wanted(against: Sequence[str]) -> list[str]:
     """The names that ``--against`` means: "all", "none", "auto" (those that come with torch), or names. Validated."""
     if list(against) in (["all"], ["auto"], ["none"]):
-        return {"all": list(REGISTRY), "auto": list(_INSTALLED), "none": []}[against[0]]
+        return {"all": list(REGISTRY), "auto": [name for name in REGISTRY if name not in _EXTRA], "none": []}[
+            against[0]
+        ]
     unknown = [name for name in against if name not in REGISTRY]
     if unknown:
         raise UsageError(f"baseline {unknown[0]!r} is not one of {', '.join(REGISTRY)}, all, auto, none; use these")
@@ -71,7 +78,7 @@ def usable(context: Context, names: Sequence[str]) -> tuple[list[str], dict[str,
     """Collective: which of these can be tried on every rank, and why the others cannot."""
     able, reasons = [], {}
     for name in names:
-        reason = next(iter(REGISTRY[name]))().available(context)
+        reason = next(iter(REGISTRY[name]))().refusal(context)
         said = context.world.vote(reason is None, reason or "")
         if said:
             reasons[name] = reason or said[0]

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed's own backends. In place: values grow with every timed call, which costs no time."""
+"""torch.distributed's own backends. All-reduce in place: values grow with every timed call, which costs no time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 
 from flycomm.bench.contender import Contender, Context
+from flycomm.dtypes import REDUCTIONS
 
 NO_GROUP = "needs one process a rank with torch.distributed: start the command with torchrun or mpirun"
 
+# torch 2.13 gives these two new names, and warns of the old ones
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 class _Distributed(Contender):
-    in_place = True
-    target: str  # the flycomm target whose tensors the backend takes
+    does: ClassVar = {"all_reduce": REDUCTIONS, "all_gather": (None,), "reduce_scatter": REDUCTIONS}
+    target: ClassVar[str]  # the flycomm target whose tensors the backend takes
 
     def available(self, context: Context) -> str | None:
         if context.group is None:
@@ -26,11 +32,31 @@ class _Distributed(Contender):
 
     def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
         self._group = context.group
-        self._buffers = [one.clone() for one in inputs]
+        self._collective = context.collective.name
+        self._op = (
+            getattr(dist.ReduceOp, context.collective.reduction.upper()) if context.collective.reduction else None
+        )
+        self.in_place = self._collective == "all_reduce"
+        self._inputs, self._outputs = self._buffers(context, inputs)
+
+    def _buffers(
+        self, context: Context, inputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Copies of the inputs, and where results go: in place for an all-reduce."""
+        copies = [one.clone() for one in inputs]
+        if self.in_place:
+            return copies, copies
+        return copies, [context.collective.empty_output(one, context.world.size) for one in copies]
 
     def call(self, index: int) -> torch.Tensor:
-        dist.all_reduce(self._buffers[index], group=self._group)
-        return self._buffers[index]
+        x, out = self._inputs[index], self._outputs[index]
+        if self._collective == "all_gather":
+            _all_gather(out, x, group=self._group)
+        elif self._collective == "reduce_scatter":
+            _reduce_scatter(out, x, self._op, group=self._group)
+        else:
+            dist.all_reduce(x, self._op, group=self._group)
+        return out
 
 
 class Gloo(_Distributed):
@@ -54,16 +80,18 @@ class NcclWindow(_Distributed):
     name = "nccl_window"
     target = "cuda"
 
-    def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
-        self._group = context.group
+    def _buffers(
+        self, context: Context, inputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self._backend = context.group._get_backend(context.device)
         dist.all_reduce(inputs[0].clone(), group=context.group)  # the communicator must exist before it takes a window
         context.synchronize()
         self._pool = torch.cuda.MemPool(self._backend.mem_allocator)
         with torch.cuda.use_mem_pool(self._pool):
-            self._buffers = [one.clone() for one in inputs]
+            made = super()._buffers(context, inputs)
         self._backend.register_mem_pool(self._pool, symm=True)
+        return made
 
     def release(self, context: Context) -> None:
         self._backend.deregister_mem_pool(self._pool)
-        del self._buffers, self._pool
+        del self._inputs, self._outputs, self._pool

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -47,6 +47,7 @@ class FlashInferOneShot(Contender):
     """Backend "trtllm" by name: the others use NVLink multicast, which not every machine may."""
 
     name = "flashinfer_one_shot"
+    does: ClassVar = {"all_reduce": ("sum",)}
 
     def __init__(self, pdl: bool = False):
         self._pdl = pdl

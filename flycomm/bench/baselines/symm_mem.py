@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -33,6 +34,7 @@ class _SymmMem(Contender):
 
 class TorchOneShot(_SymmMem):
     name = "torch_one_shot"
+    does: ClassVar = {"all_reduce": ("sum",)}
 
     def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
         super().prepare(context, inputs)
@@ -45,7 +47,42 @@ class TorchOneShot(_SymmMem):
 
 class TorchTwoShot(_SymmMem):
     name = "torch_two_shot"
+    does: ClassVar = {"all_reduce": ("sum",)}
     in_place = True
 
     def call(self, index: int) -> torch.Tensor:
         return torch.ops.symm_mem.two_shot_all_reduce_(self._buffers[index], "sum", self._name)
+
+
+class TorchReduceScatter(_SymmMem):
+    """The first half of the two-shot kernel."""
+
+    name = "torch_reduce_scatter"
+    does: ClassVar = {"reduce_scatter": ("sum",)}
+
+    def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
+        super().prepare(context, inputs)
+        self._outputs = [context.collective.empty_output(one, context.world.size) for one in inputs]
+
+    def call(self, index: int) -> torch.Tensor:
+        out = torch.ops.symm_mem.reduce_scatter_out
+        return out(self._buffers[index], self._name, False, self._outputs[index])
+
+
+class TorchLowContention(_SymmMem):
+    """Copies by the copy engines between two barriers, and a sum after them; on a stream of torch's own."""
+
+    name = "torch_low_contention"
+    does: ClassVar = {"all_gather": (None,), "reduce_scatter": ("sum", "avg")}
+
+    def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
+        super().prepare(context, inputs)
+        self._reduction = context.collective.reduction
+
+    def call(self, index: int) -> torch.Tensor:
+        ops, x = torch.ops.symm_mem, self._buffers[index]
+        if self._reduction is None:
+            result = ops._low_contention_all_gather(x, self._name)
+        else:
+            result = ops._low_contention_reduce_scatter(x, self._reduction, self._name)
+        return torch.ops._c10d_functional.wait_tensor(result)

@@ -22,6 +22,7 @@ _WORLDS = (2, 4, 6, 8)
 
 class Vllm(Contender):
     name = "vllm"
+    does: ClassVar = {"all_reduce": ("sum",)}
 
     def available(self, context: Context) -> str | None:
         if context.world.size not in _WORLDS:
