@@ -11,12 +11,13 @@
 ``all_gather_into_tensor_out(…, *, Tensor(a!) out) -> ()``                      into ``out``
 ``barrier(str group_name) -> ()``, ``put_signal(int dst_rank, int channel, str group_name) -> ()``,
 ``wait_signal(int src_rank, int channel, str group_name) -> ()``                 eager only: no tensor orders them
+``topk(Tensor scores, int k, Tensor? lengths=None, …) -> (Tensor, Tensor, Tensor)`` of one device, with no group
 =============================================================================== ==================================
 
 An in-place op returns nothing: an alias annotation on a return fails under ``torch.compile``. Names and arguments are
 those of torch's own functional collectives, where it has them.
 """
 
-from flycomm.ops import collectives, signals
+from flycomm.ops import collectives, signals, topk
 
-__all__ = ["collectives", "signals"]
+__all__ = ["collectives", "signals", "topk"]

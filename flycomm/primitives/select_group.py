@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sorting and selecting by one group of 32 lanes, in registers: a warp, or half of one. Bitonic sorts (Batcher).
+
+An element keeps its index; a step exchanges it with the element whose index differs in one bit, so steps over the
+lowest five bits are shuffles. The greatest comes first; 0 comes last and serves as padding.
+"""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.primitives.block_scan import GROUP, Scratch, read, write
+
+
+def _exchanged(value: Any, distance: int) -> Any:
+    """The value of the lane ``lane ^ distance``."""
+    halves = [fx.Uint32(value)] if value.dtype.width == 32 else [fx.Uint32(value), fx.Uint32(value >> fx.Uint64(32))]
+    halves = [fx.Uint32(fx.gpu.shuffle_xor(half, distance, GROUP)) for half in halves]
+    return halves[0] if len(halves) == 1 else fx.Uint64(halves[0]) | (fx.Uint64(halves[1]) << fx.Uint64(32))
+
+
+def lane_steps(value: Any, index: Any, size: int, first: int) -> Any:
+    """The steps of distance ``first``, ``first / 2``, … 1 of the stage that makes runs of ``size`` sorted."""
+    distance = first
+    while distance:
+        other = _exchanged(value, distance)
+        falling = (index & fx.Int32(size)) == fx.Int32(0)
+        early = (index & fx.Int32(distance)) == fx.Int32(0)
+        value = ((value > other) == (falling == early)).select(value, other)
+        distance //= 2
+    return value
+
+
+def sorted_runs(value: Any, index: Any) -> Any:
+    """Runs of 32 elements, one a lane, sorted downwards and upwards in turn."""
+    size = 2
+    while size <= GROUP:
+        value = lane_steps(value, index, size, size // 2)
+        size *= 2
+    return value
+
+
+def sort_lanes(value: Any) -> Any:
+    """Sort one u32 a lane over a group of 32: lane 0 gets the greatest. Equal values are not told apart."""
+    lane = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP)
+    return sorted_runs(value, lane)
+
+
+def sort_group(low: Any, high: Any) -> tuple[Any, Any]:
+    """Sort 64 ranks, two a lane, over a group of 32: lane ``i`` gives and gets those of index ``i`` and ``32 + i``.
+
+    No barrier and no memory. Every lane of the group makes the call.
+    """
+    lane = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP)
+    low, high = sorted_runs(low, lane), sorted_runs(high, lane + fx.Int32(GROUP))
+    low, high = (low > high).select(low, high), (low > high).select(high, low)
+    half = GROUP // 2
+    return lane_steps(low, lane, 2 * GROUP, half), lane_steps(high, lane + fx.Int32(GROUP), 2 * GROUP, half)
+
+
+@flyc.jit
+def group_floor(ranks: Any, need: Any, index_bits: int, scratch: Scratch, threads: int) -> Any:
+    """A rank (u64) that at least ``need`` (u32) of the block's elements are not below; usually not many more are.
+
+    The key of the ``need``-th of the groups' greatest elements; with fewer groups than that, what all elements reach.
+    ``ranks``: this thread's, in registers. Costs two block barriers and no look at other threads' elements.
+    """
+    groups = threads // GROUP
+    thread = fx.Int32(fx.thread_idx.x)
+    best = ranks[0]
+    for rank in ranks[1:]:
+        best = (rank > best).select(rank, best)
+    key = fx.Uint32(best >> fx.Uint64(index_bits))
+    for distance in (16, 8, 4, 2, 1):
+        other = fx.Uint32(fx.gpu.shuffle_xor(key, distance, GROUP))
+        key = (other > key).select(other, key)
+    totals, found = scratch.totals, scratch.found
+    if thread % fx.Int32(GROUP) == fx.Int32(0):
+        write(totals, thread // fx.Int32(GROUP), key)
+    fx.gpu.barrier()
+    if thread < fx.Int32(GROUP):
+        there = thread < fx.Int32(groups)
+        sorted_key = sort_lanes(there.select(read(totals, there.select(thread, fx.Int32(0))), fx.Uint32(0)))
+        if fx.Uint32(thread + fx.Int32(1)) == need:
+            write(found, 0, sorted_key)
+    fx.gpu.barrier()
+    enough = (need > fx.Uint32(0)) & (need <= fx.Uint32(groups))
+    key = enough.select(read(found, 0), fx.Uint32(1))
+    return fx.Uint64((key > fx.Uint32(0)).select(key, fx.Uint32(1))) << fx.Uint64(index_bits)
