@@ -25,8 +25,8 @@ dispatch         ``select``: the plan of a call, the same on all ranks
 channels         pads, staging and state of a communicator
 ops              ``torch.ops.flycomm``
 communicator     ``Communicator``: what a user holds
-compile, bench,  ``python -m flycomm compile | bench | doctor``
-doctor
+compile, bench,  ``python -m flycomm compile | bench | tune | doctor``
+tune, doctor
 ================ =======================================================================================
 
 Importing this package loads neither FlyDSL nor a driver: names load their room when they are first used.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m flycomm``: doctor, compile, bench."""
+"""``python -m flycomm``: doctor, compile, bench, tune."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 from flycomm import __version__, _console
 from flycomm.errors import CommError
 
+_OF_THEIR_OWN = ("bench", "tune")  # commands with options of their own, which load the harness only when asked for
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["bench"]:  # has options of its own, and loads the harness only when asked for
-        return importlib.import_module("flycomm.bench.cli").main(words[1:])
+    if words and words[0] in _OF_THEIR_OWN:
+        return importlib.import_module(f"flycomm.{words[0]}.cli").main(words[1:])
     options = _parser().parse_args(words)
     try:
         return _doctor(options) if options.command == "doctor" else _compile(options)
@@ -42,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--json", action="store_true", help="print the manifest instead of a table")
 
     commands.add_parser("bench", help="measure a collective against its baselines", add_help=False)
+    commands.add_parser(
+        "tune", help="measure which protocol and grid is fastest, and use it from then on", add_help=False
+    )
     return parser
 
 

@@ -22,6 +22,7 @@ from flycomm.validate import ALIGNMENT, check_apart, check_gathered, check_like,
 
 _NAMES = {getattr(torch, entry.torch_name): entry.name for entry in REDUCIBLE.values()}
 _FALLBACK = "fallback"
+_MOST = 2**31 - 16  # elements that a kernel can count: whole fragments of them, in signed words of 32 bits
 _LAUNCHES = 4096  # kept ready, of as many different sizes
 
 
@@ -64,7 +65,7 @@ class Collectives:
         if launch is None:
             return self._fall_back("all_reduce", x, op, out)
         source = x if usable(x) else x.clone(memory_format=torch.contiguous_format)
-        result = out if out is not None and usable(out) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        result = out if out is not None and usable(out) else torch.empty_like(source)
         self._run(launch, source, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
 
@@ -86,7 +87,7 @@ class Collectives:
         if launch is None:
             return self._fall_back("reduce_scatter", x, op, out)
         source = x if usable(x) else x.clone(memory_format=torch.contiguous_format)
-        result = out if out is not None and usable(out) else torch.empty(shape, dtype=x.dtype, device=x.device)
+        result = out if out is not None and usable(out) else x.new_empty(shape)
         self._run(launch, source, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
 
@@ -106,7 +107,7 @@ class Collectives:
         if launch is None:
             return self._fall_back("all_gather", x, "", out, last)
         source = x if usable(x) else x.clone(memory_format=torch.contiguous_format)
-        result = out if out is not None and usable(out) else torch.empty(shape, dtype=x.dtype, device=x.device)
+        result = out if out is not None and usable(out) else x.new_empty(shape)
         self._run(launch, source, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
 
@@ -124,10 +125,10 @@ class Collectives:
         session.enter()
         session.roll_call("all_reduce of symmetric memory", op, tuple(x.shape), str(x.dtype))
         captured = session.is_capturing()
-        key = (addresses, op, channel, captured, in_place)
+        key = (addresses, op, x.dtype, x.numel(), channel, captured, in_place)  # addresses come back after close()
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = self._make_symmetric(x, addresses, op, in_place, channel, captured)
+            launch = self._keep(key, self._make_symmetric(x, addresses, op, in_place, channel, captured))
         result = x if in_place else out if out is not None and usable(out) else torch.empty_like(x)
         self._run(launch, x, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
@@ -153,7 +154,12 @@ class Collectives:
         if self._session.channels is None:
             return dispatch.Plan(_FALLBACK, reason="ranks cannot map each other's memory")
         name = str(dtype).removeprefix("torch.")
-        return dispatch.select(op, reduction, captured, num_bytes, name, self._max_bytes, self._routes)
+        plan = dispatch.select(op, reduction, captured, num_bytes, name, self._max_bytes, self._routes)
+        count = num_bytes // (1 if op == OPS[-1] else dtype.itemsize)  # a gather's elements may be single bytes
+        if plan.row is not None and count > _MOST:
+            reason = f"{count} elements are over the {_MOST} of a launch; split the tensor"
+            return dispatch.Plan(_FALLBACK, reason=reason)
+        return plan
 
     def needed(self, dtypes: Sequence[torch.dtype], num_bytes: Sequence[int]) -> list[kernels.Specialization]:
         """Kernels for these dtypes and bytes of a rank (default: all), in an order that is the same on all ranks."""
@@ -185,10 +191,13 @@ class Collectives:
         try:
             return self._launches[key]
         except KeyError:
-            if len(self._launches) >= _LAUNCHES:
-                self._launches.clear()
-            made = self._launches[key] = self._make(_Call(*key))
-            return made
+            return self._keep(key, self._make(_Call(*key)))
+
+    def _keep(self, key: tuple[Any, ...], launch: Any) -> Any:
+        if len(self._launches) >= _LAUNCHES:
+            self._launches.clear()
+        self._launches[key] = launch
+        return launch
 
     def _make(self, call: _Call) -> Any:
         num_bytes = call.count * call.dtype.itemsize
@@ -210,6 +219,8 @@ class Collectives:
         plan = self.plan("all_reduce", op, x.dtype, 0, captured)
         if plan.row is None:
             raise UsageError(f"all_reduce of symmetric memory: {plan.reason}")
+        if x.numel() > _MOST:
+            raise UsageError(f"{x.numel()} elements are over the {_MOST} of a launch; reduce parts of the tensor apart")
         row = self._routes["all_reduce", captured][-1]  # of a wire with flags: the barriers are calls of its channel
         session = self._session
         world = session.world.size

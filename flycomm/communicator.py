@@ -48,6 +48,7 @@ class Communicator:
         fall_back: str,
         channels: int,
         protocol: str,
+        table: str | None,
         kernel_channels: dict[str, tuple[int, int]],
         debug: bool,
     ):
@@ -62,16 +63,16 @@ class Communicator:
         session = self._session = Session(world, target, name, debug)
         self.device = session.device
         capabilities = target.capabilities(world.device)
-        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, kernel_channels]
+        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, table, kernel_channels]
         world.agree(json.dumps(options).encode(), "options of flycomm.init")
-        table = _agreed_table(world, capabilities.arch)
+        rows = agreed_table(world, capabilities.arch, table)
         kernel_blocks = sum(blocks for blocks, _ in kernel_channels.values())
         residency = Residency.of(capabilities, session.ranks_on_device(), channels, kernel_blocks)
         graphs, fits = capabilities.graphs, None
         if graphs:
-            residency.check(table)
+            residency.check(rows)
             fits = residency.fits
-        layout = plan_layout(table, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits)
+        layout = plan_layout(rows, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits)
         self._collectives = Collectives(session, fall_back, max_bytes, layout.routes)
         self._signals = Signals(session)
         registry.register(name, self)
@@ -270,13 +271,16 @@ class Communicator:
         return f"Communicator({self.group_name!r}, rank {self.rank} of {self.world_size}, target {self.target})"
 
 
-def _agreed_table(world: World, arch: str) -> tables.Table:
-    """The table that rank 0 reads, on all ranks. What is wrong with it, or a chip that is another, all ranks raise."""
+def agreed_table(world: World, arch: str, asked: str | None) -> tables.Table:
+    """The table that rank 0 reads, by ``tables.load(arch, asked)``, on all ranks. Collective.
+
+    What is wrong with it, or a chip that is another, all ranks raise. What ``asked`` is on other ranks does not matter.
+    """
     world.agree(arch.encode(), "GPU architecture")
     text, problem = "", ""
     if world.rank == 0:
         try:
-            text = tables.load(arch).to_json()
+            text = tables.load(arch, asked).to_json()
         except UsageError as error:
             problem = str(error)
     if reasons := world.vote(not problem, problem):

@@ -119,14 +119,14 @@ def _forced(row: Row, protocol: str) -> Row:
 
 
 def _usable(rows: list[Row], capacity: int, fits: Callable[[Geometry], bool] | None) -> tuple[Row, ...]:
-    """The rows whose grids fit, with no capacity over ``capacity``; the last one takes all that is longer, in pieces."""
+    """The rows whose grids fit, with no capacity over ``capacity``; the last takes all that is longer, in pieces."""
     fitting = [row for row in rows if fits is None or fits(row.geometry)] or rows[:1]
     kept = []
     for row in fitting:
         if row.protocol in LOOPING:
             kept.append(replace(row, capacity=min(row.capacity, capacity)))
         elif row.capacity <= capacity:
-            kept.append(replace(row, largest=row.largest or row.capacity))
+            kept.append(replace(row, largest=min(row.largest or row.capacity, row.capacity)))
     longest = fitting[-1]
     if longest.protocol not in LOOPING:
         kept.append(replace(longest, protocol="flags", capacity=min(longest.capacity, capacity)))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ def init(
     name: str | None = None,
     channels: int = 1,
     protocol: str = "auto",
+    table: str | os.PathLike[str] | None = None,
     kernel_channels: Mapping[str, tuple[int, int]] | None = None,
     debug: bool | None = None,
 ) -> Communicator:
@@ -42,6 +44,8 @@ def init(
     ``target``: "rocm", "cuda" or "host" (default ``FLYCOMM_TARGET``, else the first that can run). ``name``: of the
     communicator in ``torch.ops.flycomm`` (default: the group's own name). ``channels``: how many streams may use it
     at the same time. ``protocol``: "auto" chooses by size, or one of ``tables.PROTOCOLS`` for every size.
+    ``table``: the dispatch table that rank 0 reads for all: the path of a file that ``python -m flycomm tune`` wrote,
+    or "shipped" (default ``FLYCOMM_TABLE``, else what tune wrote for this chip, else the shipped one).
     ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
     :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks
     first (default ``FLYCOMM_DEBUG``).
@@ -67,6 +71,7 @@ def init(
         fall_back=fallback,
         channels=channels,
         protocol=protocol,
+        table=None if table is None else os.fspath(table),
         kernel_channels=dict(kernel_channels or {}),
         debug=env.DEBUG.get() if debug is None else debug,
     )

@@ -63,7 +63,10 @@ class SymmetricTensor:
         return self._collectives.all_reduce_symmetric(x, self._rotated, op, out, False, channel)
 
     def all_reduce_(self, op: str = "sum", channel: int = 0) -> torch.Tensor:
-        """:meth:`all_reduce` into ``tensor`` itself, of all ranks; returns ``tensor``."""
+        """:meth:`all_reduce` into ``tensor`` itself, of all ranks; returns ``tensor``.
+
+        If the call gives up, ``tensor`` is part input, part result: a peer that is late may still read it.
+        """
         return self._collectives.all_reduce_symmetric(self.tensor, self._rotated, op, None, True, channel)
 
     def close(self) -> None:

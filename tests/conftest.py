@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["FLYCOMM_TARGET"] = target
     os.environ.setdefault("FLYCOMM_HOST_WEAK", "1")
+    os.environ.setdefault("FLYCOMM_TABLE", "shipped")  # never what somebody tuned on this machine
     if target != "host":
         # Read when the GPU is first used. A kernel of torch's that is loaded at its first launch may have to wait for
         # a kernel that runs, and with virtual ranks that one may be waiting for this very launch.

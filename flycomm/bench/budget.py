@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from flycomm import tables
 from flycomm.bench.collective import Collective
+from flycomm.communicator import agreed_table
 from flycomm.dispatch import select
 from flycomm.errors import UsageError
 from flycomm.layout import plan_layout
@@ -19,9 +20,9 @@ _NO_LIMIT = 1 << 40
 
 
 def budget(target: Target, world: World, what: Collective, captured: bool, sizes: Sequence[int]) -> int:
-    """The ``max_bytes`` with which shares of ``sizes`` bytes get the channels that the dispatch table means."""
+    """Collective: the ``max_bytes`` with which shares of ``sizes`` bytes get the channels that the table means."""
     capabilities = target.capabilities(world.device)
-    table = tables.load(capabilities.arch)
+    table = agreed_table(world, capabilities.arch, None)
 
     def chosen(num_bytes: int) -> list[tables.Row | None] | None:
         try:

@@ -43,7 +43,7 @@ class _Rows:
 def _address(call: Call, rows: _Rows, source: int, index: Any, width: Any, num_bytes: int) -> Any:
     """Of item ``index`` of rank ``source``; ``width`` items of ``num_bytes`` bytes in a row."""
     row, column = index // width, index % width
-    place = fx.Int64(row * fx.Int32(call.comm.world) + fx.Int32(source)) * fx.Int64(width) + fx.Int64(column)
+    place = (fx.Int64(row) * fx.Int64(call.comm.world) + fx.Int64(source)) * fx.Int64(width) + fx.Int64(column)
     return rows.address + place * fx.Int64(num_bytes)
 
 

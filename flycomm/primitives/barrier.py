@@ -13,10 +13,11 @@ import flydsl.expr as fx
 from flycomm.channel import REASONS, signal_offset
 from flycomm.epoch import in_step
 from flycomm.primitives import signal as words
-from flycomm.primitives.access import wait_own_stores
+from flycomm.primitives.access import load_relaxed, wait_own_stores
 from flycomm.primitives.call import Call, advance, fail
 from flycomm.primitives.peers import segment
 
+_ABORT = REASONS.index("abort")
 _DESYNC = REASONS.index("desync")
 _MISMATCH = REASONS.index("mismatch")
 
@@ -54,20 +55,27 @@ def arrive(call: Call) -> None:
 
 
 @flyc.jit
-def wait(call: Call, phase: str = "signal") -> Any:
+def wait(call: Call, phase: str = "signal", pulled: bool = False) -> Any:
     """Wait until every peer's paired block has arrived at this call. Every thread of the block calls it, after arrive.
 
     Returns, and leaves in ``call.ok``, whether the call holds: the whole block agrees. Afterwards every thread sees
     what the peers stored before they arrived. If the channel was poisoned, or a peer did not come within
     ``comm.limit``, gave up, is at another call or came with another tag, it is false: no thread may write to a peer or
     read staging any more, and every thread falls through what remains.
+
+    ``pulled`` (compile-time): the block has read memory of the peers themselves since its last ``wait``. Then the call
+    also fails if a peer has given up by now: that peer may have written its memory before it was read.
     """
     comm = call.comm
     if fx.const_expr(comm.world > 1):
         if _is_partner(call):
             peer, _ = _partner(comm)
             own = segment(comm, 0)
+            given_up = fx.Uint64(0)
+            if fx.const_expr(pulled):
+                given_up = load_relaxed(own)  # before the poll, so that it costs no trip; the reads have ended
             reason, seen = words.wait(own + fx.Int64(signal_offset(call.block, peer)), call.epoch, comm.limit, own)
+            reason = ((reason == fx.Int32(0)) & (given_up != fx.Uint64(0))).select(fx.Int32(_ABORT), reason)
             epoch = words.epoch_of(seen)
             here = epoch == call.epoch
             lost = (reason == fx.Int32(0)) & (in_step(epoch, call.epoch) == fx.Boolean(False))

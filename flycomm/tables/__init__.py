@@ -26,6 +26,7 @@ OPS = ("all_reduce", "reduce_scatter", "all_gather")
 PROTOCOLS = ("flags", "packets", "sentinel", "two_shot")
 LOOPING = ("flags", "two_shot")  # one launch carries any size
 MODES = ("any", "graph", "eager")
+SHIPPED = "shipped"  # instead of a path: the table that came with flycomm
 _SHIPPED = {"sm_80": "sm_90", "sm_100": "sm_90", "sm_103": "sm_90", "sm_120": "sm_90", "gfx1250": "gfx950"}
 _ALIGNMENT = 4096  # bytes, of a capacity
 
@@ -91,14 +92,15 @@ class Table:
         return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
-def parse(text: str, name: str) -> Table:
+def parse(text: str | bytes, name: str) -> Table:
     """The table in a file called ``name``; raises :class:`UsageError` with what is wrong in it."""
     try:
         data = json.loads(text)
         rows = tuple(_row(one) for one in data["rows"])
         table = Table(str(data["arch"]), str(data["source"]), str(data["how"]), rows)
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{name} is not a dispatch table ({error!r}); make one with python -m flycomm tune") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{name} is not a dispatch table ({reason}); make one with python -m flycomm tune") from None
     for problem in _problems(table):
         raise UsageError(f"{name}: {problem}; make the table again with python -m flycomm tune")
     return table
@@ -106,12 +108,18 @@ def parse(text: str, name: str) -> Table:
 
 def _row(data: dict[str, Any]) -> Row:
     first, last = data["worlds"]
-    return Row(**{**data, "worlds": (int(first), int(last))})
+    row = Row(**{**data, "worlds": (first, last)})
+    numbers = [first, last, row.blocks, row.threads, row.capacity, 1 if row.largest is None else row.largest]
+    if wrong := [one for one in numbers if type(one) is not int]:
+        raise TypeError(f"{wrong[0]!r} is not a whole number")
+    return row
 
 
 def _problems(table: Table) -> Iterable[str]:
     for row in table.rows:
-        if row.op not in OPS or row.protocol not in PROTOCOLS or row.mode not in MODES:
+        if not 1 <= row.worlds[0] <= row.worlds[1] <= MAX_WORLD:
+            yield f"worlds of {row.worlds[0]} to {row.worlds[1]} ranks are not within 1..{MAX_WORLD}"
+        elif row.op not in OPS or row.protocol not in PROTOCOLS or row.mode not in MODES:
             yield f"{row.op}, {row.protocol} or {row.mode} is not a known operation, protocol or mode"
         elif not carries(row.protocol, row.op, "sum"):
             yield f"{row.protocol} cannot carry {row.op}"
@@ -126,8 +134,9 @@ def _problems(table: Table) -> Iterable[str]:
             for captured in (False, True):
                 sizes = [row.largest for row in table.of(op, world, captured)]
                 bounds = [size for size in sizes[:-1] if size is not None]
-                if sizes[-1:] != [None] or len(bounds) + 1 != len(sizes) or bounds != sorted(set(bounds)):
-                    yield f"sizes of {op} with {world} ranks are {sizes}, not ascending with null at the end"
+                complete = sizes[-1:] == [None] and len(bounds) + 1 == len(sizes)
+                if not complete or bounds != sorted(set(bounds)) or any(size < 1 for size in bounds):
+                    yield f"sizes of {op} with {world} ranks are {sizes}, not ascending from 1 with null at the end"
 
 
 @cache
@@ -146,19 +155,31 @@ def user_path(arch: str) -> Path:
     return Path(cache) / "flycomm" / f"{arch}.json"
 
 
-def load(arch: str) -> Table:
-    """The table in force: ``FLYCOMM_TABLE``'s file, else what tune wrote for this chip, else the shipped one.
+def place(arch: str, asked: str | None = None) -> Path | None:
+    """The file of the table in force, None for the shipped one: ``asked``, else ``FLYCOMM_TABLE``, each a path or
+    "shipped"; else what tune wrote for this chip; else the shipped one."""
+    asked = asked or env.TABLE.get()
+    if asked:
+        return None if asked == SHIPPED else Path(asked)
+    path = user_path(arch)
+    return path if os.path.isfile(path) else None  # also where it may not be looked at
+
+
+def load(arch: str, asked: str | None = None) -> Table:
+    """The table in force; :func:`place` says where it lies.
 
     Raises :class:`UsageError` if the file cannot be read, is not a table, or is one for another chip.
     """
-    asked = env.TABLE.get()
-    path = Path(asked) if asked and asked != "shipped" else user_path(arch)
-    if asked == "shipped" or (not asked and not path.is_file()):
+    path = place(arch, asked)
+    if path is None:
         return shipped(arch)
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{env.TABLE.name}={path} cannot be read ({error}); name a file that tune wrote") from None
+        raise UsageError(
+            f"the dispatch table {path} cannot be read ({error.strerror}); name a file that python -m flycomm tune "
+            "wrote, or shipped"
+        ) from None
     table = parse(text, str(path))
     if table.arch != arch:
         raise UsageError(f"{path} is for {table.arch}, this is {arch}; make a table here with python -m flycomm tune")

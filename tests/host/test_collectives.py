@@ -29,7 +29,8 @@ def reduced(comm, shape, dtype, seed, op="sum"):
     total = torch.zeros(shape, device=comm.device) if op in ("sum", "avg") else terms.pop(0)
     for term in terms:
         total = total + term if op in ("sum", "avg") else getattr(torch, f"{op}imum")(total, term)
-    return (total / comm.world_size if op == "avg" else total).to(dtype)
+    # by a tensor: torch divides by a number with its reciprocal on GPUs
+    return (total / torch.full_like(total, comm.world_size) if op == "avg" else total).to(dtype)
 
 
 def check_all(comm, size, dtype, seed, op):

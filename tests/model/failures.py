@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounded waits: what the one-shot does when a peer does not come, comes late, or is at another call (rule 10).
 
-One launch a call. A rank's pad has, per block and peer, a signal word (epoch, hash), and one abort word. The state of
-a block (epoch, poisoned) is kept in registers, because nobody else touches it; the faulty case where somebody does has
-a word for it. A block of several waves agrees on a failure through ``failed``, a word of its shared memory.
+A launch is one call, or several: pieces. A rank's pad has, per block and peer, a signal word (epoch, hash), and one
+abort word. The state of a block (epoch, poisoned) is kept in registers, because nobody else touches it; the faulty case
+where somebody does has a word for it. A block of several waves agrees on a failure through ``failed``, a word of its
+shared memory.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Case:
     blocks: int = 1
     waves: int = 1
     calls: int = 2
+    calls_per_launch: int = 1
     absent: frozenset[int] = frozenset()  # ranks that never launch
     host_abort: bool = False  # their hosts send abort
     idle: frozenset[tuple[int, int]] = frozenset()  # (rank, block) of blocks that never get to their first step
@@ -49,6 +51,8 @@ class Case:
 
     abort: bool = True  # to every peer, and to the own pad for the blocks beside
     agree: bool = True  # the block agrees on the failure of one thread
+    carry: bool = True  # a call that fails, fails the calls after it in its launch
+    zero: str = "launch"  # when the word is cleared that a block agrees through: or every "call", by wave 0
     poison: str = "block"  # later launches of the block return at once; or "none", or "channel": other blocks' too
     fall_through: bool = True  # a failed block still passes its barriers
     stop_writing: bool = True  # nothing but abort is written to a peer after a failed wait
@@ -58,6 +62,9 @@ class Case:
 
     def peers(self, rank: int) -> list[int]:
         return [q for q in range(self.world) if q != rank]
+
+    def ends_launch(self, call: int) -> bool:
+        return call % self.calls_per_launch == 0 or call == self.calls
 
     def hash(self, rank: int, call: int) -> int:
         return next((h for r, c, h in self.hashes if (r, c) == (rank, call)), 0)
@@ -96,8 +103,10 @@ def call_steps(case: Case, rank: int, block: int, wave: int, call: int) -> list[
     writes: Callable[[Registers], bool] = well if case.stop_writing else always
     meet = Barrier((rank, block), when=always if case.fall_through else well)
 
+    lasts = case.poison != "none" if (call - 1) % case.calls_per_launch == 0 else case.carry
+
     def begin(r: Registers) -> Registers:
-        return r._replace(epoch=EPOCHS.next(r.epoch), failed=r.failed and case.poison != "none")
+        return r._replace(epoch=EPOCHS.next(r.epoch), failed=r.failed and lasts)
 
     def take(r: Registers, values: tuple[int, ...]) -> Registers:
         if any(value != call for value in values):
@@ -116,6 +125,8 @@ def call_steps(case: Case, rank: int, block: int, wave: int, call: int) -> list[
         return [("staging", rank, block, r.epoch % 2, q, taken) for q in peers]
 
     steps: list[Step] = [Do(begin)]
+    if case.zero == "call" and wave == 0:
+        steps.append(Write(fixed(("failed", rank, block)), fixed(False)))
     if case.poison == "channel":
         steps.append(Load(fixed([("poisoned", rank, block)]), learn))
     steps += [Store(posted(q), fixed(call), when=writes) for q in peers]
@@ -125,19 +136,19 @@ def call_steps(case: Case, rank: int, block: int, wave: int, call: int) -> list[
             Store(fixed(("pad", q, block, rank)), lambda r: (r.epoch, own), release=True, when=writes) for q in peers
         ]
         steps += wait(case, rank, block, call)
+        if case.abort:
+            to = peers if case.blocks == 1 else range(case.world)
+            steps += [Store(fixed(("abort", q)), fixed(1), when=ill) for q in to]
         if case.waves > 1:
             steps.append(Write(fixed(("failed", rank, block)), fixed(True), when=ill))
     steps.append(meet)
     if case.waves > 1 and case.agree:
         steps.append(Load(fixed([("failed", rank, block)]), learn))
-    steps += [Load(slots, take, when=well), meet]
+    steps.append(Load(slots, take, when=well))
     if wave == 0 and case.poison == "channel":
         steps += [Write(fixed(("poisoned", rank, b)), fixed(True), when=ill) for b in range(case.blocks)]
-    if wave == 0 and case.abort:
-        to = peers if case.blocks == 1 else range(case.world)
-        steps += [Store(fixed(("abort", q)), fixed(1), when=ill) for q in to]
     ended = case.drain or call != case.recover_after
-    return [*steps, Barrier((rank,), drain=ended)]
+    return [*steps, Barrier((rank,), drain=ended)] if case.ends_launch(call) else steps
 
 
 def recover(case: Case, rank: int, block: int, wave: int) -> list[Step]:
@@ -164,7 +175,7 @@ def system(case: Case) -> System:
         steps: list[Step] = []
         for call in range(1, case.calls + 1):
             if (rank, block) in case.idle:
-                steps.append(Barrier((rank,), drain=True))
+                steps += [Barrier((rank,), drain=True)] if case.ends_launch(call) else []
                 continue
             steps += call_steps(case, rank, block, wave, call)
             if call == case.recover_after:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from .flags import Epochs
 from .steps import Await, Barrier, Do, Drain, Fault, Load, Program, Step, Store, Swap, System, Write, fixed
 
-Word = tuple[int, int]  # (mark, the call whose data it is); mark 0: the word of a slot that nobody has filled
+# (mark, the call whose data it is, in a scatter with where it goes); mark 0: the word of a slot that nobody has filled
+Word = tuple[int, Any]
 EMPTY: Word = (0, 0)
 EPOCHS = Epochs()
 
@@ -33,6 +34,7 @@ class Shape:
     blocks: int = 2
     threads: int = 1  # a block
     lengths: tuple[int, ...] = (2, 1, 1, 2)  # slots with data, call by call
+    scatters: frozenset[int] = frozenset()  # calls that send something else to each peer; the others, alike to all
     calls_per_launch: int = 1
     halves: int = 1  # words in a slot
     partial: frozenset[int] = frozenset()  # calls whose last word is padding
@@ -69,7 +71,9 @@ class Variant:
     silent: str = "rank"
 
     clear: int = 0  # sentinels: how many buffers further the one to clear lies
-    dirty: str = "previous"  # or "current": the call whose length says how much
+    # the call whose length says how much: the "previous" one; or the "current"; or the previous of the same "operation"
+    dirty: str = "previous"
+    uneven: frozenset[tuple[int, int]] = frozenset()  # (rank, scatter) in which the rank gets nothing
     sanitise: bool = True
     minus_zero: frozenset[int] = frozenset()  # calls whose data is the sentinel itself
     fence: bool = True  # between a clear and the same thread's next post, where no kernel ends between them
@@ -133,15 +137,22 @@ class Thread:
         return [
             Store(
                 self.word(q, self.rank, self.slot(call), half),
-                lambda r: (0 if as_is else self.mark(r), call),
+                lambda r, q=q: (0 if as_is else self.mark(r), self.data(call, q)),
                 when=well,
             )
             for q in self.shape.peers(self.rank)
+            if (q, call) not in self.v.uneven
             for half in self.halves(call, "unsent")
         ]
 
+    def data(self, call: int, to: int) -> Any:
+        return (call, to) if call in self.shape.scatters else call
+
     def clear(self, call: int) -> list[Step]:
-        dirty = call - (self.v.dirty == "previous")
+        dirty = call - (self.v.dirty != "current")
+        if self.v.dirty == "operation":
+            alike = call in self.shape.scatters
+            dirty = next((c for c in range(call - 1, 0, -1) if (c in self.shape.scatters) == alike), 0)
         if not self.v.clear or dirty < 1 or not self.used(self.slot(call), dirty):
             return []
         return [
@@ -186,7 +197,7 @@ class Thread:
             if not self.arrived(r, seen[: len(words)]):
                 return r._replace(failed=True)
             found = tuple(of for _, of in seen[: len(words)])
-            if any(of != call for of in found):
+            if any(of != self.data(call, self.rank) for of in found):
                 raise Fault(f"call {call} takes the data of calls {found}")
             return r
 
@@ -217,7 +228,7 @@ class Thread:
             steps += self.clear(call)
             steps += [meet] if v.barrier != "none" else []
             steps += self.advance() if last else []
-            if takes_part and (self.rank, call) not in v.nobody:
+            if takes_part and (self.rank, call) not in v.nobody | v.uneven:
                 steps += self.take(call)
                 steps += self.give_up() if shape.limit else []
             steps += [meet] if v.barrier == "takes" else []

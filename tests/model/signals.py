@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The abstract steps of the barrier kernel, of put/wait signals, and of reading peers' inputs in place (pull)."""
+"""The abstract steps of the barrier kernel and of put/wait signals."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .flags import Epochs, Registers, Shape, Variant, begin, expect, finish, peers, signal, wait
+from .flags import Epochs, Registers, Shape, Variant, begin, expect, finish, signal, wait
 from .steps import Await, Barrier, Do, Fault, Fence, Load, Program, Step, Store, System, Write, fixed
 
 
@@ -70,36 +70,6 @@ def stream(messages: int, buffers: int, credit: bool, compare: str = "signed", f
     memory: dict[Any, int] = {("signal", r): first for r in (0, 1)} | {("slot", s): 0 for s in range(buffers)}
     waves = {(0, 0, 0): (tuple(sender), Registers()), (1, 0, 0): (tuple(receiver), Registers())}
     return System(waves=waves, memory=memory)
-
-
-def pull(shape: Shape, v: Variant, in_place: bool, trailing: bool, write_late: bool = True) -> System:
-    """Every call: the rank's producer writes its input (a kernel of its own), entry barrier, read the peers' inputs,
-    trailing barrier. In place, the result overwrites the input, before the trailing barrier unless ``write_late``."""
-
-    def step_epoch() -> Step:
-        return Do(lambda r: r._replace(epoch=v.epochs.next(r.epoch)))
-
-    def program(rank: int) -> Program:
-        steps: list[Step] = []
-        for call in range(1, shape.calls + 1):
-            own = Store(fixed(("input", rank)), fixed(call))
-            result = Store(fixed(("input", rank)), fixed(-call))
-            steps += [own, Barrier((rank,), drain=True)]
-            steps += [step_epoch(), *signal(shape, v, rank, 0, 0), *wait(shape, v, rank, 0, 0)]
-            steps.append(Load(fixed([("input", q) for q in peers(shape, rank)]), expect(call)))
-            if in_place and not write_late:
-                steps.append(result)
-            if trailing:
-                steps += [step_epoch(), *signal(shape, v, rank, 0, 0), *wait(shape, v, rank, 0, 0)]
-            if in_place and write_late:
-                steps.append(result)
-            steps.append(Barrier((rank,), drain=True))
-        return tuple(steps)
-
-    ranks = range(shape.world)
-    memory: dict[Any, int] = {("input", r): 0 for r in ranks}
-    memory |= {("pad", r, 0, q): 0 for r in ranks for q in ranks if q != r}
-    return System(waves={(r, 0, 0): (program(r), Registers()) for r in ranks}, memory=memory)
 
 
 def opposite(*orders: tuple[str, str]) -> System:

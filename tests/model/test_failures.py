@@ -26,13 +26,44 @@ ONE = frozenset({1})
         pytest.param(Case(blocks=2, calls=1), marks=pytest.mark.full),
         pytest.param(Case(blocks=2, patient=ZERO), marks=pytest.mark.full),
         pytest.param(Case(world=3), marks=pytest.mark.full),
-        pytest.param(Case(world=3, waves=2, patient=frozenset({1, 2})), marks=pytest.mark.full),
+        pytest.param(
+            Case(world=3, waves=2, patient=frozenset({1, 2})), marks=[pytest.mark.full, pytest.mark.timeout(600)]
+        ),
     ],
     ids=name,
 )
 def test_whoever_gives_up_when_all_end_and_every_success_is_right(case: Case) -> None:
     """The late come at any time; any wait may or may not reach its limit."""
     assert_right(system(case))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(calls=4, calls_per_launch=4),
+        Case(calls=4, calls_per_launch=2),
+        Case(calls=3, calls_per_launch=3, waves=2),
+        Case(calls=3, calls_per_launch=3, blocks=2, patient=ONE, idle=frozenset({(1, 0)})),
+        Case(calls=2, calls_per_launch=2, world=3, patient=frozenset({1, 2})),
+        pytest.param(Case(calls=4, calls_per_launch=2, waves=2), marks=pytest.mark.full),
+    ],
+    ids=name,
+)
+def test_a_piece_in_the_middle_fails_and_those_after_it_do_nothing(case: Case) -> None:
+    assert_right(system(case))
+    assert_right(system(replace(case, absent=ZERO, idle=frozenset(), patient=frozenset())))
+
+
+def test_pieces_after_one_that_failed_overwrite_what_a_late_peer_reads() -> None:
+    assert_finds(system(Case(calls=3, calls_per_launch=3, carry=False)), "waits out a second limit")
+    on = Case(calls=3, calls_per_launch=3, stop_writing=False)
+    assert_finds(system(on), "call 1 succeeds with the data of calls (3,)")
+
+
+def test_the_word_of_agreement_is_cleared_once_a_launch() -> None:
+    """Wave 0, in the next piece, clears what wave 1 has not read: the barrier between is the next piece's."""
+    case = Case(calls=2, calls_per_launch=2, waves=2)
+    assert_finds(system(replace(case, zero="call")), "succeeds with the data of calls")
 
 
 @pytest.mark.parametrize("world", [2, 3])

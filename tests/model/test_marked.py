@@ -47,6 +47,21 @@ def test_slots_of_three_ranks_rest() -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("scatters", [{1, 3}, {2, 4}, {2, 3}], ids=str)
+def test_scatters_and_all_reduces_share_a_channel(protocol: Variant, scatters: set[int]) -> None:
+    assert_right(system(replace(RESTS, scatters=frozenset(scatters)), protocol))
+    assert_right(system(replace(ONE, world=3, lengths=(1, 1, 1), scatters=frozenset(scatters)), protocol))
+
+
+@BOTH
+def test_a_scatter_in_which_a_rank_gets_nothing(protocol: Variant) -> None:
+    """Its chunk has no fragment, nobody sends it one, and it waits for nobody."""
+    third = 3 if protocol.clear else 2
+    shape = replace(ONE, scatters=frozenset({third}))
+    assert_finds(system(shape, replace(protocol, uneven=frozenset({(0, third)}))), "stuck")
+
+
+@BOTH
 def test_a_call_in_which_a_rank_waits_for_nobody(protocol: Variant) -> None:
     assert_finds(system(ONE, replace(protocol, nobody=frozenset({(0, 3 if protocol.clear else 2)}))), "stuck")
 
@@ -139,6 +154,12 @@ def test_what_is_not_cleared_is_data() -> None:
 
 def test_clearing_as_far_as_this_call_is_long_leaves_the_rest_of_a_longer_one() -> None:
     assert_finds(system(RESTS, replace(SENTINEL, dirty="current")), "call 4 takes the data of calls (1,)")
+
+
+def test_each_operation_clearing_what_it_filled_itself_leaves_what_the_other_filled() -> None:
+    mixed = replace(RESTS, scatters=frozenset({2}))
+    assert_right(system(mixed, SENTINEL))
+    assert_finds(system(mixed, replace(SENTINEL, dirty="operation")), "call 4 takes the data of calls (1,)")
 
 
 def test_data_that_is_the_sentinel_never_arrives() -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The barrier kernel, put/wait signals, and reading in place."""
+"""The barrier kernel and put/wait signals."""
 
 from __future__ import annotations
 
 import pytest
 
 from .flags import Shape, Variant, system
-from .signals import barrier, opposite, pull, stream
+from .signals import barrier, opposite, stream
 from .verdict import assert_finds, assert_right, name
 
 
@@ -65,21 +65,6 @@ def test_how_far_a_put_may_run_ahead_of_its_wait_across_the_wrap() -> None:
     """2**(bits - 1) - 5 = 3 signals: with 4 buffers the put is at most 3 ahead of the count waited for."""
     assert_right(stream(messages=8, buffers=4, credit=True, first=9))
     assert_finds(stream(messages=8, buffers=5, credit=True, first=9), "stuck")
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_pull_needs_both_barriers(world: int) -> None:
-    shape = Shape(world=world, calls=2)
-    assert_right(pull(shape, Variant(), in_place=False, trailing=True))
-    assert_finds(pull(shape, Variant(), in_place=False, trailing=False), "call 1 takes")
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_pull_in_place_writes_after_the_trailing_barrier_only(world: int) -> None:
-    shape = Shape(world=world, calls=2)
-    assert_right(pull(shape, Variant(), in_place=True, trailing=True))
-    assert_finds(pull(shape, Variant(), in_place=True, trailing=True, write_late=False), "call 1 takes")
-    assert_finds(pull(shape, Variant(), in_place=True, trailing=False), "call 1 takes")
 
 
 def test_two_channels_in_opposite_order_on_two_ranks_are_stuck() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flycomm import channel, dispatch
-from flycomm.errors import UsageError
 from flycomm.dtypes import REDUCTIONS
+from flycomm.errors import UsageError
 from flycomm.geometry import SMALLEST_CLASS, size_class
 from flycomm.layout import key_of, plan_layout
-from flycomm.tables import LOOPING, OPS, PROTOCOLS, carries, shipped
+from flycomm.tables import LOOPING, OPS, PROTOCOLS, Row, Table, carries, shipped
 
 ARCHES = ("host", "sm_90", "gfx942", "gfx950")
 worlds = st.integers(1, channel.MAX_WORLD)
@@ -115,6 +115,15 @@ def test_every_call_has_a_row_that_can_carry_it_and_a_channel(
     assert key_of(plan.row, 0, captured) in {slot.key for slot in layout.slots}
     if protocol != "auto" and carries(protocol, op, reduction) and plan.row.largest is not None:
         assert plan.protocol == protocol
+
+
+@pytest.mark.parametrize("protocol", ["packets", "sentinel"])
+def test_a_protocol_asked_for_carries_no_more_than_a_row_has_room_for(protocol):
+    """Of a row that flags go through in pieces."""
+    rows = (Row("all_reduce", (1, 8), "any", 1 << 20, "flags", 1, 64, 8192), *shipped("host").rows)
+    table = Table("host", "measured", "by hand", rows)
+    for row in plan_layout(table, 2, 8 << 20, 1, False, None, protocol).routes["all_reduce", False]:
+        assert row.protocol in LOOPING or row.largest <= row.capacity
 
 
 def test_a_plan_says_what_cannot_be_done():
