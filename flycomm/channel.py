@@ -36,7 +36,18 @@ RECORD_BYTES = 64  # a channel
 SEGMENT_ALIGN = 4096
 USER_CHANNELS = 16  # of put_signal and wait_signal
 
-PHASES = ("enter", "signal", "barrier", "put_signal", "wait_signal", "packet", "sentinel")
+PHASES = (
+    "enter",
+    "signal",
+    "barrier",
+    "put_signal",
+    "wait_signal",
+    "packet",
+    "sentinel",
+    "ready",
+    "candidate",
+    "token",
+)
 REASONS = ("none", "timeout", "abort", "desync", "mismatch", "overlap")
 
 

@@ -20,7 +20,7 @@ from flycomm.session import Session
 from flycomm.tables import OPS, Row
 from flycomm.validate import ALIGNMENT, check_apart, check_gathered, check_like, check_scattered, usable
 
-_NAMES = {getattr(torch, entry.torch_name): entry.name for entry in REDUCIBLE.values()}
+NAMES = {getattr(torch, entry.torch_name): entry.name for entry in REDUCIBLE.values()}
 _FALLBACK = "fallback"
 _MOST = 2**31 - 16  # elements that a kernel can count: whole fragments of them, in signed words of 32 bits
 _LAUNCHES = 4096  # kept ready, of as many different sizes
@@ -126,9 +126,9 @@ class Collectives:
         session.roll_call("all_reduce of symmetric memory", op, tuple(x.shape), str(x.dtype))
         captured = session.is_capturing()
         key = (addresses, op, x.dtype, x.numel(), channel, captured, in_place)  # addresses come back after close()
-        launch = self._launches.get(key)
+        launch = self.kept(key)
         if launch is None:
-            launch = self._keep(key, self._make_symmetric(x, addresses, op, in_place, channel, captured))
+            launch = self.keep(key, self._make_symmetric(x, addresses, op, in_place, channel, captured))
         result = x if in_place else out if out is not None and usable(out) else torch.empty_like(x)
         self._run(launch, x, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
@@ -144,7 +144,7 @@ class Collectives:
         peers = session.peers(Key(channel, captured, "barrier"))
         session.claim(channel, captured, stream)
         handle = session.load(kernels.rank_barrier(session.world.size))
-        handle(peers, _tag("barrier", "", 0, channel), peers.state.value, stream)
+        handle(peers, tag_of("barrier", "", 0, channel), peers.state.value, stream)
         session.target.raise_pending()
 
     # ------------------------------------------------------------------ plans
@@ -171,7 +171,7 @@ class Collectives:
             for (op, _), rows in self._routes.items()
             for row in (_row_for(rows, size) for size in num_bytes)
         ) or dict.fromkeys((op, row.protocol, row.geometry) for (op, _), rows in self._routes.items() for row in rows)
-        reducible = [_NAMES[dtype] for dtype in (dtypes or tuple(_NAMES)) if dtype in _NAMES]
+        reducible = [NAMES[dtype] for dtype in (dtypes or tuple(NAMES)) if dtype in NAMES]
         found = [kernels.rank_barrier(world), kernels.put_signal(world), kernels.wait_signal(world)]
         for op, protocol, grid in wanted:
             if op == OPS[-1]:
@@ -191,9 +191,14 @@ class Collectives:
         try:
             return self._launches[key]
         except KeyError:
-            return self._keep(key, self._make(_Call(*key)))
+            return self.keep(key, self._make(_Call(*key)))
 
-    def _keep(self, key: tuple[Any, ...], launch: Any) -> Any:
+    def kept(self, key: tuple[Any, ...]) -> Any:
+        """A launch made ready before, or None."""
+        return self._launches.get(key)
+
+    def keep(self, key: tuple[Any, ...], launch: Any) -> Any:
+        """Keep a launch ready for further calls of its kind; returns it."""
         if len(self._launches) >= _LAUNCHES:
             self._launches.clear()
         self._launches[key] = launch
@@ -210,7 +215,7 @@ class Collectives:
         peers = session.peers(key_of(plan.row, call.channel, call.captured))
         specialization, extra = self._kernel(call, plan.row)
         session.load(specialization)
-        tag = _tag(call.op + call.reduction, str(call.dtype), call.count, call.channel)
+        tag = tag_of(call.op + call.reduction, str(call.dtype), call.count, call.channel)
         return kernels.bind(specialization, (peers, tag, 0, 0, *extra, 0), varying=(2, 3, 4 + len(extra)))
 
     def _make_symmetric(
@@ -225,10 +230,10 @@ class Collectives:
         session = self._session
         world = session.world.size
         peers = session.peers(key_of(row, channel, captured))
-        specialization = kernels.all_reduce_symmetric(world, _NAMES[x.dtype], row.geometry, op, in_place)
+        specialization = kernels.all_reduce_symmetric(world, NAMES[x.dtype], row.geometry, op, in_place)
         session.load(specialization)
         memory = addresses_type(world)(**{f"address{j}": address for j, address in enumerate(addresses)})
-        tag = _tag(f"symmetric {in_place} {op}", str(x.dtype), x.numel(), channel)
+        tag = tag_of(f"symmetric {in_place} {op}", str(x.dtype), x.numel(), channel)
         bound = kernels.bind(specialization, (peers, tag, memory, 0, x.numel(), 0), varying=(3, 5))
         return lambda source, out, stream: bound(out, stream)
 
@@ -240,7 +245,7 @@ class Collectives:
             unit = next(unit for unit in kernels.GATHER_UNITS if width % unit == 0)
             item = min(unit, 4)
             return kernels.all_gather(world, grid, protocol, unit), (num_bytes // item, width // item)
-        name = _NAMES[call.dtype]
+        name = NAMES[call.dtype]
         if call.op == "reduce_scatter":
             return kernels.reduce_scatter(world, name, grid, protocol, call.reduction, bool(call.detail)), (call.count,)
         return kernels.all_reduce(world, name, grid, protocol, call.reduction), (call.count,)
@@ -277,6 +282,6 @@ def _row_for(rows: Sequence[Row], num_bytes: int) -> Row:
 
 
 @lru_cache(maxsize=4096)
-def _tag(op: str, dtype: str, count: int, channel: int) -> int:
+def tag_of(op: str, dtype: str, count: int, channel: int) -> int:
     """31 bits that peers compare: what a call must have alike on all ranks."""
     return zlib.crc32(f"{op} {dtype} {count} {channel}".encode()) & 0x7FFFFFFF

@@ -14,6 +14,7 @@ from flycomm import __version__, dispatch, tables, targets
 from flycomm.channels import Channels
 from flycomm.collectives import Collectives
 from flycomm.errors import PeerAccessError, UsageError
+from flycomm.fused import Fused, Norm
 from flycomm.layout import plan_layout
 from flycomm.ops import registry
 from flycomm.residency import Residency
@@ -28,9 +29,10 @@ class Communicator:
     """Collectives over one group of ranks on one target. Made by :func:`flycomm.init`; every rank makes the same calls.
 
     ``rank``, ``world_size``, ``target`` (name), ``device`` (torch), ``group_name`` (for ``torch.ops.flycomm``),
-    ``max_bytes`` are attributes. A call raises :class:`UsageError` before anything is launched when it cannot be done,
-    :class:`CommTimeout` when an earlier call's wait gave up, :class:`StreamError` when a channel is used from another
-    stream than before. Results are reduced in rank order in f32: the same bits on every rank.
+    ``max_bytes``, ``fp8`` (the 8-bit dtype of this GPU) are attributes. A call raises :class:`UsageError` before
+    anything is launched when it cannot be done, :class:`CommTimeout` when an earlier call's wait gave up,
+    :class:`StreamError` when a channel is used from another stream than before. Results are reduced in rank order in
+    f32: the same bits on every rank.
 
     A tensor that is not contiguous or not 16-byte aligned is copied first. Where flycomm cannot do a call,
     ``fallback="group"`` gives it to the group's own backend, "error" raises, and with "none" the result is None.
@@ -74,6 +76,8 @@ class Communicator:
             fits = residency.fits
         layout = plan_layout(rows, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits)
         self._collectives = Collectives(session, fall_back, max_bytes, layout.routes)
+        self._fused = Fused(session, self._collectives, layout.routes, capabilities.arch)
+        self.fp8 = self._fused.fp8
         self._signals = Signals(session)
         registry.register(name, self)
         try:
@@ -103,6 +107,48 @@ class Communicator:
     def all_reduce_(self, x: torch.Tensor, op: str = "sum", channel: int = 0) -> torch.Tensor:
         """:meth:`all_reduce` into ``x`` itself; returns ``x``."""
         return self._collectives.all_reduce(x, op, x, channel)
+
+    def all_reduce_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        gemma: bool = False,
+        channel: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of every rank's ``x`` (…, hidden), plus ``residual``, normed by rows: ``(normed, residual_out)``.
+
+        With s the sum rounded to the data type, ``residual_out`` is ``s + residual`` in f32, rounded; ``normed`` is
+        that f32 times ``1 / sqrt(mean of its squares + eps)`` times ``weight`` (hidden,), of the data type or f32,
+        rounded once; ``gemma``: times ``1 + weight``. ``residual`` and ``weight`` are the same on all ranks. One
+        kernel where the table has a row for it and ``hidden`` is a whole number of 16 bytes, else one a step; the
+        sum's bits are those of :meth:`all_reduce` both ways.
+        """
+        return self._fused(x, residual, weight, Norm(eps, gemma, "none"), None, channel)[:2]
+
+    def all_reduce_rms_norm_quant(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        quantize: str,
+        scale: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        gemma: bool = False,
+        channel: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """:meth:`all_reduce_rms_norm`, and ``normed`` in 8 bits: ``(codes, scales, residual_out)``.
+
+        ``codes`` (…, hidden) are ``normed / scale`` as the e4m3 type of this GPU, saturated. ``quantize``: "static"
+        takes ``scale``, one f32; "token" gives a scale a row (…,), "group" one for 128 elements (…, hidden / 128).
+        """
+        if quantize == "none":
+            raise UsageError("quantize='none' has no codes; call all_reduce_rms_norm")
+        _, residual_out, codes, scales = self._fused(x, residual, weight, Norm(eps, gemma, quantize), scale, channel)
+        assert codes is not None
+        assert scales is not None
+        return codes, scales, residual_out
 
     def reduce_scatter_tensor(
         self, x: torch.Tensor, op: str = "sum", out: torch.Tensor | None = None, channel: int = 0

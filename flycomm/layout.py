@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from flycomm.channel import BUFFERS, SEGMENT_ALIGN, STATE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
 from flycomm.errors import UsageError
 from flycomm.geometry import SMALLEST_CLASS, SYNC, Geometry, size_class
-from flycomm.tables import LOOPING, OPS, Row, Table, carries, wire
+from flycomm.tables import FUSED, LOOPING, OPS, Row, Table, carries, wire
 
 USER_SHARE = 8  # one part in so many of max_bytes is the user's own symmetric buffer
 _LARGEST_CAPACITY = 64 << 20  # bytes; where the search for what fits begins
@@ -105,11 +105,16 @@ def _routes(
     protocol: str,
     fits: Callable[[Geometry], bool] | None,
 ) -> Routes:
-    return {
-        (op, captured): _usable([_forced(row, protocol) for row in table.of(op, world, captured)], capacity, fits)
-        for captured in ((False, True) if graphs else (False,))
-        for op in OPS
-    }
+    routes = {}
+    for captured in (False, True) if graphs else (False,):
+        for op in (*OPS, *FUSED):
+            rows = [_forced(row, protocol) for row in table.of(op, world, captured)]
+            fitting = [row for row in rows if fits is None or fits(row.geometry)]
+            if op in FUSED:
+                routes[op, captured] = tuple(row for row in fitting if row.capacity <= capacity)
+            else:
+                routes[op, captured] = _usable(fitting or rows[:1], capacity)
+    return routes
 
 
 def _forced(row: Row, protocol: str) -> Row:
@@ -118,9 +123,8 @@ def _forced(row: Row, protocol: str) -> Row:
     return replace(row, protocol=protocol if carries(protocol, row.op, "sum") else "packets")
 
 
-def _usable(rows: list[Row], capacity: int, fits: Callable[[Geometry], bool] | None) -> tuple[Row, ...]:
-    """The rows whose grids fit, with no capacity over ``capacity``; the last takes all that is longer, in pieces."""
-    fitting = [row for row in rows if fits is None or fits(row.geometry)] or rows[:1]
+def _usable(fitting: list[Row], capacity: int) -> tuple[Row, ...]:
+    """The rows with no capacity over ``capacity``; the last takes all that is longer, in pieces."""
     kept = []
     for row in fitting:
         if row.protocol in LOOPING:
@@ -157,6 +161,6 @@ def _keys(channels: int, routes: Routes, kernel_channels: dict[str, tuple[int, i
     for number in range(channels):
         for captured in dict.fromkeys(captured for _, captured in routes):
             yield Key(number, captured, "barrier")
-            for op in OPS:
+            for op in (*OPS, *FUSED):
                 for row in routes[op, captured]:
                     yield key_of(row, number, captured)

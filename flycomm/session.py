@@ -96,7 +96,7 @@ class Session:
         return self.target.runtime.is_capturing(self.world.device)
 
     def claim(self, number: int, captured: bool, stream: int) -> None:
-        """Raise unless channel ``number`` may be used on ``stream``. Whose graph uses a captured lane is not checked."""
+        """Raise unless channel ``number`` may be used on ``stream``; which graphs use a captured lane is not checked."""
         if not captured and self.streams.setdefault(number, stream) != stream:
             raise StreamError(
                 f"channel {number} belongs to stream {self.streams[number]:#x}, this is stream {stream:#x}; hand "

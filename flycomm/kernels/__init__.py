@@ -21,6 +21,7 @@ from flycomm.kernels import (
     barrier,
     gather,
     point_to_point,
+    reduce_norm,
     scatter,
 )
 from flycomm.kernels._bound import Bound, bind
@@ -47,6 +48,16 @@ def all_reduce_symmetric(world: int, dtype: str, geometry: Geometry, reduction: 
     """All-reduce of symmetric memory, read where it lies."""
     name = f"all_reduce_pull{'_in_place' if in_place else ''}{_suffix(reduction)}"
     return _specialize(name, all_reduce_pull.build(reduction, in_place), world, dtype, geometry)
+
+
+def all_reduce_norm(
+    world: int, dtype: str, geometry: Geometry, protocol: str, variant: reduce_norm.Variant
+) -> Specialization:
+    """All-reduce, residual and RMSNorm of rows."""
+    words = (protocol, f"h{variant.hidden}", variant.weight and f"w_{variant.weight}", "gemma" if variant.gemma else "")
+    quantized = "" if variant.quantize == "none" else f"{variant.quantize}_{variant.fp8.torch_name}"
+    name = "_".join(filter(None, ("all_reduce_norm", *words, quantized)))
+    return _specialize(name, reduce_norm.build(protocol, variant), world, dtype, geometry)
 
 
 def reduce_scatter(
@@ -111,6 +122,7 @@ __all__ = [
     "Specialization",
     "all_gather",
     "all_reduce",
+    "all_reduce_norm",
     "all_reduce_symmetric",
     "bind",
     "compiled",

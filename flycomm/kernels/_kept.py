@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -65,11 +66,13 @@ class _NotOursError(Exception):
 
 
 def _described(value: Any) -> str:
-    """A function of flycomm's by its name and what it was made with; a constant by itself."""
+    """A function of flycomm's by its name and what it was made with, a record by its fields, a constant by itself."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, tuple):
         return f"({', '.join(map(_described, value))})"
+    if is_dataclass(value) and type(value).__module__.startswith("flycomm."):
+        return type(value).__name__ + _described(tuple(getattr(value, one.name) for one in fields(value)))
     if not isinstance(value, FunctionType) or not value.__module__.startswith("flycomm."):
         raise _NotOursError
     made_with = [cell.cell_contents for cell in value.__closure__ or ()]

@@ -9,6 +9,9 @@
 ``reduce_scatter_tensor_out(…, *, Tensor(a!) out) -> ()``                       into ``out``
 ``all_gather_into_tensor(Tensor input, int group_size, str group_name, int dim=0) -> Tensor``
 ``all_gather_into_tensor_out(…, *, Tensor(a!) out) -> ()``                      into ``out``
+``all_reduce_rms_norm(Tensor input, Tensor residual, Tensor weight, float eps, bool gemma, str group_name)
+-> (Tensor, Tensor)``                                                           normed, residual out
+``all_reduce_rms_norm_quant(…, str quantize, Tensor? scale, …) -> (Tensor, Tensor, Tensor)``  8 bits, scales, residual
 ``barrier(str group_name) -> ()``, ``put_signal(int dst_rank, int channel, str group_name) -> ()``,
 ``wait_signal(int src_rank, int channel, str group_name) -> ()``                 eager only: no tensor orders them
 ``topk(Tensor scores, int k, Tensor? lengths=None, …) -> (Tensor, Tensor, Tensor)`` of one device, with no group
@@ -18,6 +21,6 @@ An in-place op returns nothing: an alias annotation on a return fails under ``to
 those of torch's own functional collectives, where it has them.
 """
 
-from flycomm.ops import collectives, signals, topk
+from flycomm.ops import collectives, fused, signals, topk
 
-__all__ = ["collectives", "signals", "topk"]
+__all__ = ["collectives", "fused", "signals", "topk"]

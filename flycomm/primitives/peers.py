@@ -47,7 +47,8 @@ def peers_type(world: int, blocks: int) -> Any:
 def addresses_type(world: int) -> Any:
     """The kernel-argument struct of one tensor that every rank has: ``address0`` is the own one's, ``address<j>`` that
     of rank ``(rank + j) % world`` (i64, as this rank's device sees it)."""
-    return fx.struct(type(f"Addresses{world}", (), {"__annotations__": {f"address{j}": fx.Int64 for j in range(world)}}))
+    annotations = {f"address{j}": fx.Int64 for j in range(world)}
+    return fx.struct(type(f"Addresses{world}", (), {"__annotations__": annotations}))
 
 
 def address_of(memory: Any, j: int) -> Any:

@@ -23,6 +23,7 @@ from flycomm.errors import UsageError
 from flycomm.geometry import Geometry
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather")
+FUSED = ("all_reduce_norm",)  # may have rows; what these do not take is done by separate kernels
 PROTOCOLS = ("flags", "packets", "sentinel", "two_shot")
 LOOPING = ("flags", "two_shot")  # one launch carries any size
 MODES = ("any", "graph", "eager")
@@ -119,7 +120,7 @@ def _problems(table: Table) -> Iterable[str]:
     for row in table.rows:
         if not 1 <= row.worlds[0] <= row.worlds[1] <= MAX_WORLD:
             yield f"worlds of {row.worlds[0]} to {row.worlds[1]} ranks are not within 1..{MAX_WORLD}"
-        elif row.op not in OPS or row.protocol not in PROTOCOLS or row.mode not in MODES:
+        elif row.op not in (*OPS, *FUSED) or row.protocol not in PROTOCOLS or row.mode not in MODES:
             yield f"{row.op}, {row.protocol} or {row.mode} is not a known operation, protocol or mode"
         elif not carries(row.protocol, row.op, "sum"):
             yield f"{row.protocol} cannot carry {row.op}"
@@ -127,7 +128,9 @@ def _problems(table: Table) -> Iterable[str]:
             yield f"a grid of {row.blocks} × {row.threads} is not 1..1024 blocks of a multiple of 64 threads up to 1024"
         elif row.capacity <= 0 or row.capacity % _ALIGNMENT:
             yield f"a capacity of {row.capacity} bytes is not a multiple of {_ALIGNMENT}"
-        elif row.protocol not in LOOPING and (row.largest or 0) > row.capacity:
+        elif row.op in FUSED and row.largest is None:
+            yield f"{row.op} has no kernel for every size; give the largest that it takes"
+        elif (row.protocol not in LOOPING or row.op in FUSED) and (row.largest or 0) > row.capacity:
             yield f"{row.protocol} carries {row.largest} bytes only with that capacity, not {row.capacity}"
     for op in OPS:
         for world in range(1, MAX_WORLD + 1):

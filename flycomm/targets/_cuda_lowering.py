@@ -7,8 +7,8 @@
   address: two allocations would be one memory. They become internal. Dynamic shared memory (an array of 0 bytes) stays.
 - AMD's names of synchronisation scopes become NVPTX's: ``agent`` is ``device`` (``.gpu``), ``workgroup`` and
   ``wavefront`` are ``block`` (``.cta``); no name is system scope (``.sys``).
-- ``waves_per_eu``, a hint for AMD GPUs, becomes the number of blocks that a multiprocessor must hold: as many threads as
-  on a compute unit. The kernel gets no more registers than leave room for them.
+- ``waves_per_eu``, a hint for AMD GPUs, becomes the number of blocks that a multiprocessor must hold: as many threads
+  as on a compute unit. The kernel gets no more registers than leave room for them.
 - Mathematics: see :mod:`flycomm.targets._cuda_math`.
 - What only AMD GPUs have is refused by name.
 

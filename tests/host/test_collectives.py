@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers, scatters, other reductions and symmetric memory: right to the bit on every rank, mixed on one communicator."""
+"""Gathers, scatters, other reductions, symmetric memory: right to the bit on every rank, mixed on one communicator."""
 
 from __future__ import annotations
 
@@ -170,7 +170,8 @@ def test_max_and_min_keep_nan_and_the_order_of_zeros():
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_symmetric_memory_is_reduced_where_it_lies(world):
     def body(comm):
-        for size, dtype, op in ((5, "bf16", "sum"), (3001, "f32", "avg"), (70_001, "f16", "max"), (9000, "bf16", "min")):
+        cases = ((5, "bf16", "sum"), (3001, "f32", "avg"), (70_001, "f16", "max"), (9000, "bf16", "min"))
+        for size, dtype, op in cases:
             one = comm.empty((size,), DTYPES[dtype])
             for seed in range(3):
                 one.tensor.copy_(sample(comm, (size,), DTYPES[dtype], seed))

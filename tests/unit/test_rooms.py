@@ -40,6 +40,7 @@ ROOMS = (
     "session",
     "topk",
     "collectives",
+    "fused",
     "signals",
     "symmetric",
     "communicator",

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes of a whole row: the fragments of peers are polled together, so that their loads travel together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flydsl.expr as fx
+
+from flycomm.channel import FRAGMENT_BYTES, PACKETS_BYTES
+from flycomm.primitives import fragment, packet, sentinel
+from flycomm.primitives.call import Call, staging
+from flycomm.primitives.peers import in_rank_order, peer_rank, segment
+from flycomm.primitives.poll import until_arrived
+from flycomm.primitives.reduce import nan_unless, sum_in_rank_order
+from flycomm.primitives.row import Rows
+
+_IN_FLIGHT = 32768  # registers of a block for what its threads poll together: half of those there are
+_MOST = 128  # of a thread
+
+
+def take_row(rows: Rows, call: Call, verbs: Any, row: Any, own: Sequence[Any]) -> list[Any]:
+    """The sums in rank order of this thread's fragments of row ``row``, f32 vectors; zeros past the row's end.
+
+    ``verbs`` is the module ``fragment``, ``packet`` or ``sentinel``, whose ``take`` has the contract; ``own`` is what
+    :func:`post_row` posted. Packets and sentinels are polled for several fragments at a time: the loads of a poll
+    travel together.
+    """
+    slots = rows.slots(row)
+    totals: list[Any] = []
+    if verbs is fragment or call.comm.world == 1:
+        totals = [verbs.take(call, value, slot) for value, slot in zip(own, slots, strict=True)]
+    else:
+        words = 8 if verbs is packet else 4  # registers of a fragment
+        budget = min(_MOST, _IN_FLIGHT // rows.threads)
+        several = max(1, budget // (words * (call.comm.world - 1)))
+        for at in range(0, rows.each, several):
+            some = slice(at, at + several)
+            totals += _take_marked(call, verbs, own[some], slots[some], rows.inside[some])
+    zero = fx.Vector.filled(totals[0].numel, 0.0, fx.Float32)
+    return [inside.select(total, zero) for inside, total in zip(rows.inside, totals, strict=True)]
+
+
+def _take_marked(call: Call, verbs: Any, own: Sequence[Any], slots: Sequence[Any], inside: Sequence[Any]) -> list[Any]:
+    comm, n = call.comm, len(own)
+    if verbs is packet:
+        each, num_bytes, buffers, phase = 4, PACKETS_BYTES, 2, "packet"
+    else:
+        each, num_bytes, buffers, phase = 2, FRAGMENT_BYTES, 3, "sentinel"
+    bases = [segment(comm, 0) + staging(call, peer_rank(comm, j), buffers) for j in range(1, comm.world)]
+    addresses = [base + fx.Int64(slot) * fx.Int64(num_bytes) for base in bases for slot in slots]
+
+    def missing(words: Sequence[Any]) -> Any:
+        rest = fx.Uint32(0)
+        for i in range(0, len(words), each):
+            part = words[i : i + each]
+            lacks = packet._missing(part, call.epoch) if verbs is packet else sentinel._missing(part)
+            rest = rest | inside[i // each % n].select(lacks, fx.Uint32(0))
+        return rest
+
+    words, ok = until_arrived(call, phase, lambda: verbs._load(addresses), missing)
+    totals = []
+    for k in range(n):
+        theirs = []
+        for j in range(comm.world - 1):
+            part = words[(j * n + k) * each : (j * n + k + 1) * each]
+            if verbs is packet:
+                part = [fx.Uint32(word & fx.Uint64(0xFFFFFFFF)) for word in part]
+            theirs.append(fx.Vector.from_elements(part, type(part[0])).bitcast(own[k].dtype))
+        totals.append(nan_unless(ok, sum_in_rank_order(in_rank_order(comm, own[k], theirs))))
+    return totals

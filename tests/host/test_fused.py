@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``all_reduce_rms_norm`` as a call: fused or not, the same contract; the kernel itself has a test file of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flycomm.ops  # noqa: F401  (registers the ops)
+from flycomm.dtypes import REDUCIBLE
+from flycomm.errors import UsageError
+from tests.host.norm_reference import quantize, rms_norm, rms_norm_exact
+from tests.ranks import DTYPES, rank_order_sum, run, same_bits, sample
+
+EPS = 1e-5
+ENOUGH = {"max_bytes": 48 << 20}
+
+
+def inputs(comm, rows, hidden, dtype, seed=0):
+    x = sample(comm, (rows, hidden), dtype, seed)
+    residual = sample(comm, (rows, hidden), dtype, 100 + seed, rank=0)
+    return x, residual, sample(comm, (hidden,), dtype, 200 + seed, rank=0)
+
+
+def added(comm, rows, hidden, dtype, residual, seed=0):
+    return rank_order_sum(comm, (rows, hidden), dtype, seed).cpu().float() + residual.cpu().float()
+
+
+@pytest.mark.parametrize(
+    ("world", "dtype", "gemma"), [(1, "bf16", False), (2, "f16", True), (3, "f32", False), (4, "bf16", True)]
+)
+def test_fused_where_the_table_has_a_row(world, dtype, gemma):
+    def body(comm):
+        for seed, (rows, hidden) in enumerate(((1, 512), (3, 1024), (16, 256), (48, 64))):
+            x, residual, weight = inputs(comm, rows, hidden, DTYPES[dtype], seed)
+            assert comm._fused.row_for(x.dtype, rows, hidden, False) is not None
+            normed, out = comm.all_reduce_rms_norm(x, residual, weight, EPS, gemma)
+            total = added(comm, rows, hidden, DTYPES[dtype], residual, seed)
+            assert same_bits(out.cpu(), total.to(x.dtype))
+            want = rms_norm(total, weight.cpu(), EPS, REDUCIBLE[dtype].per_fragment, gemma)
+            assert same_bits(normed.cpu(), want.to(x.dtype))
+
+    run(world, body, **ENOUGH)
+
+
+@pytest.mark.parametrize("shape", [(3, 130), (2, 20_000), (300, 512), (2, 2, 64)])
+def test_separate_kernels_where_it_has_none(shape):
+    def body(comm):
+        x = sample(comm, shape, torch.bfloat16, 1)
+        residual, weight = sample(comm, shape, torch.bfloat16, 2, 0), sample(comm, shape[-1:], torch.float32, 3, 0)
+        normed, out = comm.all_reduce_rms_norm(x, residual, weight)
+        total = rank_order_sum(comm, shape, torch.bfloat16, 1).float() + residual.float()
+        assert same_bits(out, total.to(x.dtype))
+        exact = rms_norm_exact(total.cpu(), weight.cpu(), 1e-6)
+        assert torch.allclose(normed.cpu().double(), exact, rtol=2**-8, atol=1e-6)
+        assert normed.shape == shape
+
+    run(2, body, **ENOUGH)
+
+
+@pytest.mark.parametrize("how", ["static", "token", "group"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_eight_bits(how, fused):
+    rows, hidden = 5, 512 if fused else 516
+
+    def body(comm):
+        x, residual, weight = inputs(comm, rows, hidden, torch.bfloat16)
+        assert (comm._fused.row_for(x.dtype, rows, hidden, False) is not None) == fused
+        scale = torch.full((1,), 0.03, device=comm.device) if how == "static" else None
+        codes, scales, out = comm.all_reduce_rms_norm_quant(x, residual, weight, how, scale, EPS)
+        normed, plain = comm.all_reduce_rms_norm(x, residual, weight, EPS)
+        assert same_bits(out, plain)
+        assert codes.dtype == comm.fp8
+        wanted, divisors = quantize(normed.cpu().float(), how, comm._fused._fp8, 1.0 / (448 * 512), 0.03)
+        assert torch.equal(scales.cpu().flatten(), divisors.flatten())
+        assert torch.equal(codes.cpu().view(torch.uint8), wanted.view(torch.uint8))
+        name = comm.group_name
+        again = torch.ops.flycomm.all_reduce_rms_norm_quant(x, residual, weight, how, scale, EPS, False, name)
+        assert torch.equal(again[0].view(torch.uint8), codes.view(torch.uint8))
+
+    run(2, body, **ENOUGH)
+
+
+def test_the_op_and_its_fake():
+    def body(comm):
+        x, residual, weight = inputs(comm, 2, 256, torch.float16)
+        op = torch.ops.flycomm.all_reduce_rms_norm
+        got = op(x, residual, weight, EPS, False, comm.group_name)
+        want = comm.all_reduce_rms_norm(x, residual, weight, EPS)
+        assert all(same_bits(left, right) for left, right in zip(got, want, strict=True))
+
+    run(2, body, **ENOUGH)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(3, 8)
+        normed, out = torch.ops.flycomm.all_reduce_rms_norm(x, x, torch.empty(8), EPS, False, "nobody")
+        assert normed.shape == out.shape == x.shape
+
+
+def test_strided_inputs_and_other_calls_in_between():
+    def body(comm):
+        x, residual, weight = inputs(comm, 6, 256, torch.bfloat16)
+        want = comm.all_reduce_rms_norm(x, residual, weight)
+        for _ in range(3):
+            comm.all_reduce(x)
+            got = comm.all_reduce_rms_norm(x.t().contiguous().t(), residual, weight)
+            assert all(same_bits(left, right) for left, right in zip(got, want, strict=True))
+
+    run(3, body, **ENOUGH)
+
+
+def test_bad_input_is_one_sentence():
+    def body(comm):
+        x, residual, weight = inputs(comm, 2, 64, torch.bfloat16)
+        for call, words in (
+            (lambda: comm.all_reduce_rms_norm(x, residual[:1], weight), "pass a residual that is like the input"),
+            (lambda: comm.all_reduce_rms_norm(x, residual, weight[:9]), r"pass \(64,\) of the input's type or float32"),
+            (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "row"), "is not one of none, static"),
+            (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "static"), "a scale goes with 'static'"),
+            (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "none"), "call all_reduce_rms_norm"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                call()
+
+    run(2, body, **ENOUGH)
