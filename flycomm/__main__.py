@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,11 @@ def _compile(options: argparse.Namespace) -> int:
     arches = [arch for arch in options.arch.split(",") if arch]
     with _console.progress(len(specializations) * len(arches)) as advance:
         report = ahead.compile_code_objects(
-            specializations, arches, options.out, lambda name, arch: advance(f"{name} {arch}")
+            specializations,
+            arches,
+            options.out,
+            lambda name, arch: advance(f"{name} {arch}"),
+            len(os.sched_getaffinity(0)),
         )
     if options.json:
         _console.write(json.dumps({"kernels": report.kernels}, indent=1))

@@ -18,11 +18,11 @@ from flycomm.channel import (
     Record,
     staging_base,
 )
-from flycomm.errors import TimeoutRecord
+from flycomm.errors import TargetError, TimeoutRecord
 from flycomm.layout import Key, Layout, Slot
 from flycomm.memory import SymmetricBuffer
 from flycomm.primitives import peers_type
-from flycomm.targets import Target
+from flycomm.targets import MappedMemory, Target
 from flycomm.world import World
 
 
@@ -39,13 +39,28 @@ class Channels:
         self.state = torch.zeros(layout.state_bytes, dtype=torch.uint8, device=self._device)
         target.runtime.synchronize(world.device)
         self.buffer = SymmetricBuffer(world, target, layout.num_bytes, name="channels")
-        self._mark_unwritten()
-        world.barrier()  # nobody may write to a peer before that
-        self._mapped = target.memory.allocate_mapped(RECORD_BYTES * len(layout.slots), world.device)
+        self._mapped = self._ready()
         self._words = (ctypes.c_uint32 * (self._mapped.num_bytes // 4)).from_address(self._mapped.host_address)
         self._records = memoryview(self._words).cast("B")
         self._unused = bytes(len(self._records))
         self.peers = {slot.key: self._peers(slot, limit_ticks) for slot in layout.slots}
+
+    def _ready(self) -> MappedMemory:
+        """Mark what is unwritten and allocate the records. Nobody may write to a peer before all ranks have done so;
+        a rank that cannot is told to all of them, and nothing is left behind."""
+        mapped, problem = None, ""
+        try:
+            self._mark_unwritten()
+            mapped = self.target.memory.allocate_mapped(RECORD_BYTES * len(self.layout.slots), self.world.device)
+        except TargetError as error:
+            problem = str(error)
+        reasons = self.world.vote(mapped is not None, problem)
+        if mapped is not None and not reasons:
+            return mapped
+        if mapped is not None:
+            self.target.memory.free_mapped(mapped, self.world.device)
+        self.buffer.close()
+        raise TargetError(f"the channels cannot be made ready on all ranks: {'; '.join(reasons)}")
 
     def _peers(self, slot: Slot, limit_ticks: int) -> Any:
         rank, size = self.world.rank, self.world.size
@@ -122,6 +137,8 @@ class Channels:
 
     def close(self) -> None:
         """Collective: drain, barrier, unmap, barrier, free."""
-        self.buffer.close()
-        self.target.memory.free_mapped(self._mapped, self.world.device)
-        del self._records, self._words
+        try:
+            self.buffer.close()
+        finally:  # also what cannot be unmapped: only kernels of this rank write to its records
+            self.target.memory.free_mapped(self._mapped, self.world.device)
+            del self._records, self._words

@@ -15,12 +15,15 @@ from flycomm.channels import Channels
 from flycomm.collectives import Collectives
 from flycomm.errors import PeerAccessError, UsageError
 from flycomm.fused import Fused, Norm
+from flycomm.indexer.shard import ShardLayout
+from flycomm.kernels._topk_exchange_plan import lane_channels
 from flycomm.layout import plan_layout
 from flycomm.ops import registry
 from flycomm.residency import Residency
 from flycomm.session import Session
 from flycomm.signals import Signals
 from flycomm.symmetric import SymmetricTensor
+from flycomm.topk import TopK, topk_exchange
 from flycomm.validate import check_options
 from flycomm.world import World
 
@@ -52,9 +55,10 @@ class Communicator:
         protocol: str,
         table: str | None,
         kernel_channels: dict[str, tuple[int, int]],
+        topk: tuple[int, int],
         debug: bool,
     ):
-        check_options(world, max_bytes, timeout, fall_back, channels, protocol, kernel_channels)
+        check_options(world, max_bytes, timeout, fall_back, channels, protocol, kernel_channels, topk)
         self.rank = world.rank
         self.world_size = world.size
         self.target = target.name
@@ -65,8 +69,8 @@ class Communicator:
         session = self._session = Session(world, target, name, debug)
         self.device = session.device
         capabilities = target.capabilities(world.device)
-        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, table, kernel_channels]
-        world.agree(json.dumps(options).encode(), "options of flycomm.init")
+        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, table, topk]
+        world.agree(json.dumps([*options, kernel_channels]).encode(), "options of flycomm.init")
         rows = agreed_table(world, capabilities.arch, table)
         kernel_blocks = sum(blocks for blocks, _ in kernel_channels.values())
         residency = Residency.of(capabilities, session.ranks_on_device(), channels, kernel_blocks)
@@ -74,7 +78,13 @@ class Communicator:
         if graphs:
             residency.check(rows)
             fits = residency.fits
-        layout = plan_layout(rows, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits)
+        if topk[1]:
+            session.lane_channels = lane_channels(session.device.type == "cpu", topk[0], topk[1])
+            if graphs:
+                residency.check_all(grid for grid, _ in session.lane_channels.values())
+        layout = plan_layout(
+            rows, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits, session.lane_channels
+        )
         self._collectives = Collectives(session, fall_back, max_bytes, layout.routes)
         self._fused = Fused(session, self._collectives, layout.routes, capabilities.arch)
         self.fp8 = self._fused.fp8
@@ -169,6 +179,43 @@ class Communicator:
         part of it.
         """
         return self._collectives.all_gather(x, dim, out, channel)
+
+    def topk_exchange(
+        self,
+        scores: torch.Tensor,
+        lengths: torch.Tensor | None,
+        k: int,
+        *,
+        layout: ShardLayout | None = None,
+        mode: str = "all",
+        order: str = "score",
+        tie_break: str = "low",
+        ids: torch.Tensor | None = None,
+        owners: torch.Tensor | None = None,
+        forced: tuple[int, int] = (0, 0),
+        local_lengths: bool = False,
+        channel: int = 0,
+    ) -> TopK:
+        """The ``k`` best of each row over all ranks' ``scores`` (rows, columns): ``(scores, ids, counts)``.
+
+        One launch, the same bits every time; :func:`flycomm.topk.topk_exchange` says what the arguments mean. Its
+        channels are made by ``init(topk=(rows, k))``.
+        """
+        return topk_exchange(
+            self._session,
+            scores,
+            k,
+            lengths,
+            layout=layout,
+            mode=mode,
+            order=order,
+            tie_break=tie_break,
+            ids=ids,
+            owners=owners,
+            forced=forced,
+            local_lengths=local_lengths,
+            channel=channel,
+        )
 
     def barrier(self, channel: int = 0) -> None:
         """On the current stream: nothing after it runs before every rank's stream has come this far."""

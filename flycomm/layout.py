@@ -33,7 +33,7 @@ class Key:
 
     number: int
     captured: bool
-    wire: str  # "flags" | "packets" | "sentinel" | "barrier" | "signals" | "kernel:<name>"
+    wire: str  # "flags" | "packets" | "sentinel" | "barrier" | "signals" | "topk…" | "kernel:<name>"
     geometry: Geometry = SYNC
     capacity: int = 0  # bytes that a source has in staging at a time; 0: no data
 
@@ -78,16 +78,18 @@ def plan_layout(
     kernel_channels: dict[str, tuple[int, int]] | None = None,
     protocol: str = "auto",
     fits: Callable[[Geometry], bool] | None = None,
+    lane_channels: dict[str, tuple[Geometry, int]] | None = None,
 ) -> Layout:
     """The channels of the largest capacities that fit ``max_bytes``; raises :class:`UsageError` if none do.
 
     ``fits`` says of a grid whether it stays resident together with all that may wait at the same time (None: any).
+    ``lane_channels``: further channels of every lane, wire → grid and bytes of a source.
     ``protocol``: for every size, wherever it can carry the operation ("auto": the table's).
     """
     capacity = _LARGEST_CAPACITY
     while capacity >= SMALLEST_CLASS:
         routes = _routes(table, world, graphs, capacity, protocol, fits)
-        layout = _lay_out(world, max_bytes, _keys(channels, routes, kernel_channels or {}), routes)
+        layout = _lay_out(world, max_bytes, _keys(channels, routes, kernel_channels or {}, lane_channels or {}), routes)
         if layout.num_bytes <= max_bytes:
             return layout
         capacity //= 2
@@ -154,13 +156,20 @@ def _lay_out(world: int, max_bytes: int, keys: Iterable[Key], routes: Routes) ->
     return Layout(tuple(slots), routes, 0, user_bytes, offset, state)
 
 
-def _keys(channels: int, routes: Routes, kernel_channels: dict[str, tuple[int, int]]) -> Iterator[Key]:
+def _keys(
+    channels: int,
+    routes: Routes,
+    kernel_channels: dict[str, tuple[int, int]],
+    lane_channels: dict[str, tuple[Geometry, int]],
+) -> Iterator[Key]:
     yield Key(0, False, "signals")
     for name, (blocks, num_bytes) in kernel_channels.items():
         yield Key(0, False, f"kernel:{name}", Geometry(blocks, 0), size_class(num_bytes))
     for number in range(channels):
         for captured in dict.fromkeys(captured for _, captured in routes):
             yield Key(number, captured, "barrier")
+            for name, (grid, num_bytes) in lane_channels.items():
+                yield Key(number, captured, name, grid, num_bytes)
             for op in (*OPS, *FUSED):
                 for row in routes[op, captured]:
                     yield key_of(row, number, captured)

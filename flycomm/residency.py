@@ -7,6 +7,7 @@ virtual ranks on a device, one would wait for another that cannot start.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flycomm.errors import ResidencyError
@@ -36,7 +37,9 @@ class Residency:
 
     def check(self, table: Table) -> None:
         """Raise :class:`ResidencyError` with the numbers if not even the smallest grid of the table fits."""
-        grid = min((row.geometry for row in table.rows), key=self._wanted)
+        self._check(min((row.geometry for row in table.rows), key=self._wanted))
+
+    def _check(self, grid: Geometry) -> None:
         if not self.fits(grid):
             raise ResidencyError(
                 f"{self.ranks} rank(s) on one device, each with {self.lanes} lane(s) of {grid.blocks} blocks and "
@@ -44,6 +47,11 @@ class Residency:
                 f"same time, over the {self.compute_units * RESIDENT_THREADS} that the device keeps resident; use "
                 "fewer channels, smaller kernel channels or fewer virtual ranks"
             )
+
+    def check_all(self, grids: Iterable[Geometry]) -> None:
+        """Raise :class:`ResidencyError` with the numbers if one of these grids does not fit."""
+        for grid in grids:
+            self._check(grid)
 
     def _wanted(self, grid: Geometry) -> int:
         return self.ranks * (self.lanes * grid.blocks * grid.threads + self.kernel_blocks * RESIDENT_THREADS)

@@ -20,6 +20,7 @@ from flycomm.errors import (
     StreamError,
     UsageError,
 )
+from flycomm.geometry import Geometry
 from flycomm.layout import Key
 from flycomm.targets import Target
 from flycomm.world import World
@@ -39,6 +40,7 @@ class Session:
         self.failure: CommTimeout | None = None
         self.channels: Channels | None = None
         self.streams: dict[int, int] = {}  # channel number → the raw stream that its eager lane belongs to
+        self.lane_channels: dict[str, tuple[Geometry, int]] = {}  # of other kernels: wire → grid, bytes of a source
         self._said: set[str] = set()
         self._loaded: set[kernels.Specialization] = set()
         device_type = target.runtime.torch_device_type
@@ -96,7 +98,7 @@ class Session:
         return self.target.runtime.is_capturing(self.world.device)
 
     def claim(self, number: int, captured: bool, stream: int) -> None:
-        """Raise unless channel ``number`` may be used on ``stream``; which graphs use a captured lane is not checked."""
+        """Raise unless channel ``number`` may be used on ``stream``. Captured lanes are not checked."""
         if not captured and self.streams.setdefault(number, stream) != stream:
             raise StreamError(
                 f"channel {number} belongs to stream {self.streams[number]:#x}, this is stream {stream:#x}; hand "

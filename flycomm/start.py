@@ -29,6 +29,7 @@ def init(
     protocol: str = "auto",
     table: str | os.PathLike[str] | None = None,
     kernel_channels: Mapping[str, tuple[int, int]] | None = None,
+    topk: tuple[int, int] = (0, 0),
     debug: bool | None = None,
 ) -> Communicator:
     """Make a communicator over a group of ranks. Collective: every rank of the group calls it with the same options.
@@ -47,8 +48,9 @@ def init(
     ``table``: the dispatch table that rank 0 reads for all: the path of a file that ``python -m flycomm tune`` wrote,
     or "shipped" (default ``FLYCOMM_TABLE``, else what tune wrote for this chip, else the shipped one).
     ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
-    :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``debug``: compare every call's arguments across ranks
-    first (default ``FLYCOMM_DEBUG``).
+    :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``topk``: the most rows and the largest k of
+    :meth:`Communicator.topk_exchange`, which needs channels of its own (default: none). ``debug``: compare every
+    call's arguments across ranks first (default ``FLYCOMM_DEBUG``).
 
     Raises :class:`~flycomm.errors.TargetError` when the target cannot run,
     :class:`~flycomm.errors.PeerAccessError` on all ranks when one cannot map a peer (unless it may fall back),
@@ -73,6 +75,7 @@ def init(
         protocol=protocol,
         table=None if table is None else os.fspath(table),
         kernel_channels=dict(kernel_channels or {}),
+        topk=topk,
         debug=env.DEBUG.get() if debug is None else debug,
     )
 

@@ -25,6 +25,7 @@ def check_options(
     channels: int,
     protocol: str,
     kernel_channels: dict[str, tuple[int, int]],
+    topk: tuple[int, int],
 ) -> None:
     if world.size > MAX_WORLD:
         raise UsageError(f"a world of {world.size} ranks is over the limit of {MAX_WORLD}; use a group of one node")
@@ -36,6 +37,8 @@ def check_options(
         raise UsageError(f"protocol={protocol!r} is not auto or one of {', '.join(PROTOCOLS)}; use one of these")
     if not 1 <= channels <= 16:
         raise UsageError(f"channels={channels} is not in 1..16; one channel a stream is enough")
+    if tuple(topk) != (0, 0) and not (1 <= topk[0] <= 64 and 1 <= topk[1] <= 2048):
+        raise UsageError(f"topk={tuple(topk)} is not 1..64 rows and a k of 1..2048; leave it out to do without")
     for name, (blocks, num_bytes) in kernel_channels.items():
         if not 1 <= blocks <= 1024 or num_bytes < 1:
             raise UsageError(

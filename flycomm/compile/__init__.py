@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
+import itertools
 import json
+import multiprocessing
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +26,8 @@ from flycomm.errors import CommError, UsageError
 
 ARCHES = ("gfx942", "gfx950")
 MANIFEST = "manifest.json"
+_FOR_A_PROCESS = 16  # kernels that take as long as a process takes to start
+_AT_ONCE = 4  # that a process is given
 
 
 class Specialization(Protocol):
@@ -43,6 +50,9 @@ class Failure:
     name: str
     arch: str
     reason: str
+
+
+_Result = list[dict[str, Any]] | Failure  # entries of the manifest, or why there are none
 
 
 @dataclass
@@ -69,28 +79,58 @@ def compile_code_objects(
     arches: Sequence[str],
     out: Path,
     on_compiled: Callable[[str, str], None] = lambda name, arch: None,
+    jobs: int = 1,
 ) -> Report:
     """Write ``<name>.<arch>.co`` for every specialization and arch to the folder ``out``, and ``manifest.json``.
 
-    ``on_compiled(name, arch)`` is called after each. What FlyDSL cannot compile is collected in the report and left
-    out of the manifest. Raises :class:`UsageError` for an ``arch`` that is not in :data:`ARCHES`,
-    :class:`TargetError` without a linker.
+    ``on_compiled(name, arch)`` is called after each, in the order of the manifest. What FlyDSL cannot compile is
+    collected in the report and left out of the manifest. Kernels of :func:`shipped` are spread over up to ``jobs``
+    processes, others are compiled in this one; the main module has to be importable, as for ``multiprocessing``.
+    Raises :class:`UsageError` for an ``arch`` that is not in :data:`ARCHES`, :class:`TargetError` without a linker.
     """
     for arch in arches or ("",):
         if arch not in ARCHES:
             raise UsageError(f"arch {arch!r} is not one that the kernels are made for; pass {' or '.join(ARCHES)}")
+    with targets.compiling_for("rocm", arches[0]):
+        pass  # a missing linker is found here, before anything is started
     out.mkdir(parents=True, exist_ok=True)
     report = Report()
-    for arch in arches:
-        with targets.compiling_for("rocm", arch):
-            for spec in specializations:
-                try:
-                    report.kernels += _write(spec, arch, out)
-                except (DSLCompileError, CommError) as error:
-                    report.failures.append(Failure(spec.name, arch, str(error).strip().split("\n")[0]))
-                on_compiled(spec.name, arch)
+    tasks = [(spec, arch) for arch in arches for spec in specializations]
+    with _compiled(tasks, out, min(jobs, len(tasks) // _FOR_A_PROCESS)) as results:
+        for (spec, arch), found in zip(tasks, results, strict=True):
+            if isinstance(found, Failure):
+                report.failures.append(found)
+            else:
+                report.kernels += found
+            on_compiled(spec.name, arch)
     (out / MANIFEST).write_text(json.dumps({"kernels": report.kernels}, indent=1) + "\n")
     return report
+
+
+@contextmanager
+def _compiled(tasks: Sequence[tuple[Specialization, str]], out: Path, jobs: int) -> Iterator[Iterator[_Result]]:
+    """What :func:`_compile` returns for each task, in order."""
+    from flycomm.kernels import SHIPPED
+
+    if jobs < 2 or not {spec for spec, _ in tasks} <= set(SHIPPED):  # a kernel that has no name cannot be sent
+        yield (_compile(spec, arch, out) for spec, arch in tasks)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        names, chips = zip(*((spec.name, arch) for spec, arch in tasks), strict=True)
+        yield pool.map(_compile_shipped, names, chips, itertools.repeat(out), chunksize=_AT_ONCE)
+
+
+def _compile_shipped(name: str, arch: str, out: Path) -> _Result:
+    (spec,) = shipped(glob.escape(name))
+    return _compile(spec, arch, out)
+
+
+def _compile(spec: Specialization, arch: str, out: Path) -> _Result:
+    with targets.compiling_for("rocm", arch):
+        try:
+            return _write(spec, arch, out)
+        except (DSLCompileError, CommError) as error:
+            return Failure(spec.name, arch, str(error).strip().split("\n")[0])
 
 
 def _write(spec: Specialization, arch: str, out: Path) -> list[dict[str, Any]]:

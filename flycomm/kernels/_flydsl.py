@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -54,6 +55,12 @@ def artifact_of(handle: Any) -> Any:
     """What a handle's code can be made again from, in another process too: it pickles."""
     with _known():
         return handle._keepalive
+
+
+def copy_of(artifact: Any) -> Any:
+    """The same code again, not loaded yet: an artifact loads its module once, onto one device."""
+    with _known():
+        return pickle.loads(pickle.dumps(artifact))
 
 
 def handle_of(artifact: Any, function: Any, arguments: tuple[Any, ...]) -> Any:

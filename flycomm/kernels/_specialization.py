@@ -11,7 +11,7 @@ from typing import Any
 import flydsl.compiler as flyc
 
 from flycomm import targets
-from flycomm.kernels import _kept
+from flycomm.kernels import _flydsl, _kept
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,34 @@ def _built(specialization: Specialization) -> tuple[Any, tuple[Any, ...]]:
     return launcher, placeholders
 
 
-_handles: dict[Specialization, Any] = {}
+_handles: dict[tuple[Specialization, int], Any] = {}  # and the place of its module (Target.module_place)
 
 
 def compiled(specialization: Specialization) -> Any:
     """The launch handle of a specialization on the active target; compiles (or takes from the disk cache) once.
 
-    Calling the handle takes positional arguments as the kernel file documents them and costs microseconds; a caller
-    that launches often fixes most of them with :func:`flycomm.kernels.bind`.
+    On rocm it is for the device that is current: there a module is one device's. Calling the handle takes positional
+    arguments as the kernel file documents them and costs microseconds; a caller that launches often fixes most of them
+    with :func:`flycomm.kernels.bind`.
     """
-    handle = _handles.get(specialization)
+    key = specialization, targets.active().module_place()
+    handle = _handles.get(key)
     if handle is None:
         with targets.compile_lock:  # virtual ranks are threads: one compiles, the others find it done
-            targets.active()
-            handle = _handles.get(specialization)
+            handle = _handles.get(key)
             if handle is None:
-                handle = _kept.load(specialization) or _compile(specialization)
-                _handles[specialization] = handle
+                handle = _again(specialization) or _kept.load(specialization) or _compile(specialization)
+                _handles[key] = handle
     return handle
+
+
+def _again(specialization: Specialization) -> Any:
+    """A handle of what was compiled for another device of this process; None if nothing was."""
+    other = next((handle for (known, _), handle in list(_handles.items()) if known == specialization), None)
+    if other is None:
+        return None
+    artifact = _flydsl.copy_of(_flydsl.artifact_of(other))
+    return _flydsl.handle_of(artifact, specialization.launcher(), specialization.placeholders())
 
 
 def _compile(specialization: Specialization) -> Any:

@@ -15,12 +15,13 @@
 ``barrier(str group_name) -> ()``, ``put_signal(int dst_rank, int channel, str group_name) -> ()``,
 ``wait_signal(int src_rank, int channel, str group_name) -> ()``                 eager only: no tensor orders them
 ``topk(Tensor scores, int k, Tensor? lengths=None, …) -> (Tensor, Tensor, Tensor)`` of one device, with no group
+``topk_exchange(Tensor scores, Tensor? lengths, int k, str group_name, …) -> (Tensor, Tensor, Tensor)``  of all ranks
 =============================================================================== ==================================
 
 An in-place op returns nothing: an alias annotation on a return fails under ``torch.compile``. Names and arguments are
 those of torch's own functional collectives, where it has them.
 """
 
-from flycomm.ops import collectives, fused, signals, topk
+from flycomm.ops import collectives, exchange, fused, signals, topk
 
-__all__ = ["collectives", "fused", "signals", "topk"]
+__all__ = ["collectives", "exchange", "fused", "signals", "topk"]

@@ -67,7 +67,7 @@ def activate(target: Target) -> None:
                 "use another process"
             )
         target.register()
-        os.environ.update(target.compile_environment())
+        os.environ.update(target.compile_environment() | target.run_environment())
         os.environ[_FLYDSL_BACKEND] = target.name
         os.environ[_FLYDSL_RUNTIME] = target.name
         _active = target

@@ -170,6 +170,14 @@ class Target(ABC):
         """
         return {}
 
+    def run_environment(self) -> dict[str, str]:
+        """Environment variables that FlyDSL needs to compile for the devices of this process, beside those above."""
+        return {}
+
+    def module_place(self) -> int:
+        """What of the current device a compiled kernel is for: one handle serves all devices of the same number."""
+        return 0
+
     def raise_pending(self) -> None:
         """Raise what the last launch of this thread could not say: FlyDSL's launchers return nothing."""
         return None

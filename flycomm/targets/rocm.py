@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 from flycomm import _shim
 from flycomm.errors import TargetError
-from flycomm.targets import _rocm_toolkit
+from flycomm.targets import _flydsl, _hip_runtime, _rocm_toolkit
 from flycomm.targets._shim_memory import ShimMemory
 from flycomm.targets._torch_gpu import TorchGpuRuntime
 from flycomm.targets.base import Availability, Capabilities, Target
+
+_ARCH_VARIABLES = ("FLYDSL_GPU_ARCH", "ARCH", "HSA_OVERRIDE_GFX_VERSION")  # of FlyDSL; whoever sets one decides
 
 
 class RocmTarget(Target):
@@ -30,6 +33,7 @@ class RocmTarget(Target):
         try:
             _shim.open_driver(_shim.HIP)
             devices = _shim.device_count(_shim.HIP)
+            _hip_runtime.library()
             _rocm_toolkit.find_linker()
         except TargetError as missing:
             return Availability(False, str(missing))
@@ -46,9 +50,25 @@ class RocmTarget(Target):
     def compile_environment(self) -> dict[str, str]:
         return {"ROCM_PATH": str(_rocm_toolkit.root())}
 
+    def run_environment(self) -> dict[str, str]:
+        """The chip, as HIP names it: FlyDSL asks a tool of ROCm's, and takes gfx942 where that is not installed."""
+        if any(os.environ.get(name) for name in _ARCH_VARIABLES):
+            return {}
+        return {_ARCH_VARIABLES[0]: str(_shim.device_query(_shim.HIP, 0)["arch"])}
+
+    def module_place(self) -> int:
+        """A HIP module is its device's: the runtime ends a process that launches it on another."""
+        return self.runtime.current_device()
+
+    def raise_pending(self) -> None:
+        """Raise :class:`TargetError` if a load or a launch of this thread failed since the last call."""
+        if message := _hip_runtime.take_error():
+            raise TargetError(f"HIP refused to load or to launch a kernel: {message}")
+
     def preload(self, compiled: Any, device: int) -> None:
         with torch.cuda.device(device):
-            compiled._keepalive._get_func_exe()  # FlyDSL has no public way to load a module without launching it
+            _flydsl.preload(compiled)
+        self.raise_pending()
 
 
 TARGET = RocmTarget()

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from flycomm import dispatch, targets
+from flycomm import targets
 from flycomm.channel import SENTINEL
 from flycomm.errors import CommTimeout, DisagreementError, PeerAccessError, TargetError
 from tests.ranks import rank_order_sum, run, same_bits, sample

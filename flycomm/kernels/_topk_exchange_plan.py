@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes and geometry of ``topk_exchange``: alike on all ranks, never by a live length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flycomm.geometry import Geometry
+from flycomm.primitives.candidates import WORD_BYTES
+
+CLASSES = (64, 512, 1024, 2048)  # of k
+MAX_ROWS = {64: 64, 512: 16, 1024: 16, 2048: 16}  # a launch
+_IN_REGISTERS = 16  # scores a thread
+_THREADS = {64: 512, 512: 256, 1024: 512, 2048: 1024}
+_SMALL_THREADS = {64: 64, 512: 64, 1024: 128, 2048: 256}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``threads`` a block, a block a row; ``columns``: the class of a row that fits a block's registers, else 0."""
+
+    k: int  # class
+    threads: int
+    columns: int
+
+
+def k_class(k: int) -> int:
+    """The smallest of :data:`CLASSES` that holds ``k``."""
+    return next(one for one in CLASSES if k <= one)
+
+
+def plan(small: bool, columns: int, k: int) -> Plan:
+    """For rows of up to ``columns`` local scores. ``small``: for a target whose threads are few."""
+    chosen = k_class(k)
+    threads = (_SMALL_THREADS if small else _THREADS)[chosen]
+    wide = max(64, 1 << max(0, columns - 1).bit_length())
+    return Plan(chosen, threads, wide if wide <= _IN_REGISTERS * threads else 0)
+
+
+def channel_name(mode: str, k: int) -> str:
+    """The wire of a call's channel: one for each class of ``k``, and another for mode "owner", which resets slots."""
+    return f"topk{'_owner' if mode == 'owner' else ''}_{k_class(k)}"
+
+
+def lane_channels(small: bool, rows: int, k: int) -> dict[str, tuple[Geometry, int]]:
+    """Name → grid and bytes of a source, of the channels of a lane for calls of up to ``rows`` rows of up to ``k``."""
+    found = {}
+    for one in CLASSES[: CLASSES.index(k_class(k)) + 1]:
+        most = min(rows, MAX_ROWS[one])
+        threads = (_SMALL_THREADS if small else _THREADS)[one]
+        for mode in ("all", "owner"):
+            found[channel_name(mode, one)] = Geometry(most, threads), channel_bytes(most, one)
+    return found
+
+
+def channel_bytes(rows: int, k: int) -> int:
+    """Of a staging slot of a channel for up to ``rows`` rows of up to ``k``: what a source fills in one call."""
+    return rows * k_class(k) * WORD_BYTES

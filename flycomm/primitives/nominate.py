@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local best k of a row, as ranks with global ids in shared memory: what a rank nominates for the whole top-k.
+
+A row is a fold over its ranks (:mod:`flycomm.primitives.select`) with local indices of :data:`ID_BITS` bits. Every
+thread of the block calls every function here, but for :func:`pin`.
+"""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.primitives.access import load_element
+from flycomm.primitives.block_scan import Scratch, read, write
+from flycomm.primitives.candidates import ID_BITS
+from flycomm.primitives.rank import element_of, ordered_key, rank_of
+from flycomm.primitives.select import Fold, compact, places, refine
+from flycomm.primitives.shard import global_of
+
+_PINNED = 0xFFFFFFFF  # the key of a forced id: above that of every score
+
+
+def least() -> Any:
+    """The rank (u64) that every element reaches; 0 stands for none."""
+    return fx.Uint64(1 << ID_BITS)
+
+
+def pin(rank: Any, first: Any, last: Any, low: bool) -> Any:
+    """The rank, or one above all others if its local index is below ``first`` or from ``last`` on (i32).
+
+    It stays so on its way, so a forced id is pinned in the merge as well.
+    """
+    _, index = element_of(rank, ID_BITS, low)
+    forced = (rank != fx.Uint64(0)) & ((index < first) | (index >= last))
+    return rank | forced.select(fx.Uint64(_PINNED << ID_BITS), fx.Uint64(0))
+
+
+def pinned(fold: Fold, first: Any, last: Any, low: bool) -> Fold:
+    """The fold over the same ranks, each after :func:`pin`."""
+    return lambda step, state: fold(lambda rank, so_far: step(pin(rank, first, last, low), so_far), state)
+
+
+@flyc.jit
+def nominate(fold: Fold, total: Any, need: Any, k: int, chosen: Any, scratch: Scratch, threads: int, floor: Any) -> Any:
+    """Write the greatest of the fold's ranks to ``chosen``: at least ``need`` and at most ``k``; how many (u32).
+
+    ``chosen`` holds ``k`` (compile-time) ranks in shared memory. Of the ``total`` (u32) elements ``need`` <= ``k`` are
+    wanted: the whole local top-k, never a part of it. ``floor``: a rank that at least ``need`` reach, or None.
+    ``scratch`` is clear. Deterministic as a set, not in its order.
+    """
+    room = fx.Uint32(k)
+    if fx.const_expr(floor is None):
+        bound = refine(fold, total, least(), need, room, ID_BITS, scratch, threads)
+        place, count = places(fold, bound, scratch, threads)
+    else:
+        place, count = places(fold, floor, scratch, threads)
+        bound = floor
+        if count > room:
+            bound = refine(fold, count, floor, need, room, ID_BITS, scratch, threads)
+            place, count = places(fold, bound, scratch, threads)
+    compact(fold, bound, place, lambda i, rank: write(chosen, fx.Int32(i), rank))
+    return count
+
+
+@flyc.jit
+def _given(scores: Any, ids: Any, i: Any, k: Any, low: bool) -> Any:
+    rank = fx.Uint64(0)
+    if i < k:
+        index = load_element(ids + fx.Int64(i) * fx.Int64(4), fx.Int32)
+        key = ordered_key(load_element(scores + fx.Int64(i) * fx.Int64(4), fx.Uint32))
+        rank = (index >= fx.Int32(0)).select(rank_of(key, index, ID_BITS, low), fx.Uint64(0))
+    return rank
+
+
+@flyc.jit
+def load_nominated(scores: Any, ids: Any, count: Any, k: int, chosen: Any, low: bool, threads: int) -> None:
+    """To ``chosen``: ``count`` (i32) <= ``k`` f32 scores and i32 local ids, all different, -1 for none, by address."""
+    i = fx.Int32(fx.thread_idx.x)
+    while i < fx.Int32(k):
+        write(chosen, i, _given(scores, ids, i, count, low))
+        i = i + fx.Int32(threads)
+
+
+@flyc.jit
+def settle(comm: Any, chosen: Any, total: Any, k: int, granule: Any, low: bool, threads: int) -> None:
+    """Give the ``total`` (u32) local ranks in ``chosen`` their global ids, and fill the rest of ``k`` with 0.
+
+    ``granule`` (i32): of the shard (:mod:`flycomm.primitives.shard`). Begins and ends with a block barrier.
+    """
+    fx.gpu.barrier()
+    i = fx.Int32(fx.thread_idx.x)
+    while i < fx.Int32(k):
+        local = read(chosen, i, fx.Uint64)
+        key, index = element_of(local, ID_BITS, low)
+        rank = rank_of(key, global_of(index, comm.rank, fx.Int32(comm.world), granule), ID_BITS, low)
+        held = (fx.Uint32(i) < total) & (local != fx.Uint64(0))
+        write(chosen, i, held.select(rank, fx.Uint64(0)))
+        i = i + fx.Int32(threads)
+    fx.gpu.barrier()
