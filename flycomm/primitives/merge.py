@@ -9,6 +9,7 @@ Every thread of the block calls every function here; ``k`` (i32) is this call's,
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -94,6 +95,13 @@ def merge_runs(call: Call, rule: Rule, own: Sequence[Any], k: Any, chosen: Any, 
     _write_run(chosen, lane, best, group == fx.Int32(0))
 
 
+@flyc.jit
+def _keep(chosen: Any, room: int, i: Any, rank: Any) -> None:
+    """Ranks that disagree about who has which id can nominate it twice: nothing is written past the end then."""
+    if i < fx.Uint32(room):
+        write(chosen, fx.Int32(i), rank)
+
+
 def _present(rank: Any, count: Any) -> Any:
     return count + (rank != fx.Uint64(0)).select(fx.Uint32(1), fx.Uint32(0))
 
@@ -116,7 +124,7 @@ def merge_block(
     bound = refine(fold, total, least(), need, room, ID_BITS, scratch, rule.threads)
     kept = fold_ranks(own) if rule.own else fold
     place, count = places(kept, bound, scratch, rule.threads)
-    compact(kept, bound, place, lambda i, rank: write(chosen, fx.Int32(i), rank))
+    compact(kept, bound, place, partial(_keep, chosen, rule.k))
     fx.gpu.barrier()
     i = fx.Int32(fx.thread_idx.x)
     while i < fx.Int32(rule.k):

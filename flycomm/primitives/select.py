@@ -105,14 +105,15 @@ def refine(
     ``need`` <= ``total`` and ``need`` <= ``room`` (u32), the same in all threads. With ``room`` = ``need`` the
     selection is exact. If ``total`` fits, nothing is looked at; else every element once to find the bits in which keys
     differ at all, so that digits spread, and once for each 11 bits that are needed. Each time contains block barriers.
-    The result does not depend on the order of elements.
+    The result does not depend on the order of elements. Elements that are equal in all bits are more than ``room`` if
+    the last bit does not part them: who cannot exclude that (ranks that disagree) bounds what it stores.
     """
     shift, prefix = fx.Uint64(0), fx.Uint64(0)
     above = fx.Uint32(0)
     inside = total
     if total > room:
         prefix, shift = _common(fold, floor, index_bits, scratch, threads)
-    while above + inside > room:
+    while (above + inside > room) & (shift > fx.Uint64(0)):
         lower = (shift > fx.Uint64(DIGIT)).select(shift - fx.Uint64(DIGIT), fx.Uint64(0))
         fold(partial(_count, scratch.histogram, floor, shift, prefix, lower), fx.Uint32(0))
         fx.gpu.barrier()

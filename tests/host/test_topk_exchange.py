@@ -290,3 +290,18 @@ def test_without_channels_it_says_how_to_have_them():
     run(2, body)
     with pytest.raises(UsageError, match=r"topk=\(100, 8\) is not 1..64 rows"):
         run(1, lambda comm: None, topk=(100, 8))
+
+
+def test_ids_that_two_ranks_nominate_end_all_the_same():
+    """Ranks that disagree about the layout: the result means nothing, but every rank gets one, and the next is right."""
+
+    def body(comm):
+        same = torch.zeros(1, 600, device=comm.device)
+        for k in (300, 301):  # the last of the best is one of two that are alike, in one of these
+            comm.topk_exchange(same, None, k, layout=ShardLayout(2, 1 if comm.rank == 0 else 16), order="index")
+        best, ids, _ = comm.topk_exchange(torch.arange(600.0, device=comm.device)[None] + 1000 * comm.rank, None, 300)
+        assert ids[0, :3].tolist() == [1199, 1197, 1195]
+        return best.cpu()
+
+    left, right = run(2, body, topk=(1, 512), max_bytes=32 << 20, timeout=5.0)
+    assert torch.equal(left, right)
