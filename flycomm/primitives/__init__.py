@@ -3,40 +3,56 @@
 
 ========== =====================================================================================================
 peers      ``peers_type(world, blocks)``: the kernel argument; ``segment``, ``peer_rank``
-call       ``begin``, ``finish``: enter and leave one call of a channel
-fragment   ``post``, ``take``, ``all_reduce_fragment``: push 16 bytes to every peer, sum in rank order (flags)
+call       ``begin``, ``finish``: enter and leave one call of a channel; ``again``: one more in the same kernel
+fragment   ``post``, ``post_to``, ``take``, ``collect``, ``all_reduce_fragment``: push 16 bytes to every peer, or to
+           one; what came, in rank order, or its sum (flags)
 packet     the same verbs, with ``meet`` for ``arrive`` and ``wait``: data with its epoch, for small messages
 sentinel   the same, for float sums of medium size: what has not arrived is a word that is never sent
-tensor     ``load_slot``, ``store_slot``: fragments of a flat tensor of any length
+tensor     ``load_slot``, ``store_slot``: fragments of a flat tensor of any length; ``Share``: a thread's part of one
+row        a block's row of a matrix, held in registers; ``take_row``: its sum over the ranks
+norm       ``rms_norm_row``: RMSNorm of such a row, the same bits whatever the batch and the grid
+quant      f32 to e4m3, with a scale that is static, a row's, or a group's
+ready      ``mark``, ``wait``: blocks of one device tell each other that a row is done; no reset between launches
+rank       scores as ordered integers, and elements as ranks that no two share
+select     exact selection of a block: ``refine``, ``places``, ``compact``; ``select_group``: of 64 ranks in registers
+candidates ``nominate``, ``push_candidates``, ``merge_block``, …: the best of all ranks' scores (with ``nominate``,
+           ``merge``, ``token``, ``shard``, ``result``)
 barrier    ``arrive``, ``wait``, ``barrier``: all ranks, block-paired
 signal     ``signal.signal``, ``signal.wait``: one word to one peer, order and scope explicit
 access     typed global memory by address; every order and scope by name
-reduce     ``sum_in_rank_order``
+reduce     ``sum_in_rank_order``, ``reduce_in_rank_order``: also avg, max and min
 ========== =====================================================================================================
 
 A docstring is a contract: who calls it, what order it makes, what it does not do. Names a target overrides live in
 ``rocm.py`` and ``cuda.py``; the portable form stays callable as ``name.portable``.
 """
 
-from flycomm.primitives import access, packet, sentinel, signal
+from flycomm.primitives import access, norm, packet, quant, ready, sentinel, signal
 from flycomm.primitives.barrier import arrive, barrier, wait
-from flycomm.primitives.call import Call, begin, finish
-from flycomm.primitives.fragment import all_reduce_fragment, post, take
+from flycomm.primitives.call import Call, again, begin, finish
+from flycomm.primitives.fragment import all_reduce_fragment, collect, post, post_to, take
 from flycomm.primitives.peers import peer_rank, peers_type, segment
-from flycomm.primitives.reduce import sum_in_rank_order
+from flycomm.primitives.reduce import reduce_in_rank_order, sum_in_rank_order
 
 __all__ = [
     "Call",
     "access",
+    "again",
     "all_reduce_fragment",
     "arrive",
     "barrier",
     "begin",
+    "collect",
     "finish",
+    "norm",
     "packet",
     "peer_rank",
     "peers_type",
     "post",
+    "post_to",
+    "quant",
+    "ready",
+    "reduce_in_rank_order",
     "segment",
     "sentinel",
     "signal",
