@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flycomm.channel import SIGNAL_BYTES, signal_offset, staging_offset, state_offset
-from flycomm.collectives import _tag
+from flycomm.collectives import tag_of
 from flycomm.errors import CommTimeout, UsageError
 from flycomm.layout import key_of
 from tests.ranks import rank_order_sum, run, same_bits, sample
@@ -45,7 +45,7 @@ def test_the_pieces_after_one_that_failed_write_nothing_to_peers(protocol, piece
         pieces = 5 // piece + 1
         x = torch.arange(1.0, pieces + 1, device=comm.device).repeat_interleave(per)[:-3]  # each its number
         if comm.rank == 0:
-            signal_as_peer(comm, key, slot, 2, _tag("all_reducesum", str(x.dtype), x.numel(), 0))
+            signal_as_peer(comm, key, slot, 2, tag_of("all_reducesum", str(x.dtype), x.numel(), 0))
             out = comm.all_reduce(x)
             session.synchronize()
             done = 2 // piece * per  # where piece by piece two calls have come

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flycomm.channel import signal_offset
-from flycomm.collectives import _tag
+from flycomm.collectives import tag_of
 from flycomm.errors import CommTimeout
 from flycomm.layout import key_of
 from tests.ranks import run, same_bits, sample
@@ -37,7 +37,7 @@ def test_a_late_rank_does_not_succeed_with_the_memory_of_one_that_gave_up(in_pla
             session.synchronize()
             session.world.barrier()
             if comm.rank == 1:
-                word = struct.pack("<II", 2, _tag(f"symmetric {in_place} sum", "torch.float32", SIZE, 0))
+                word = struct.pack("<II", 2, tag_of(f"symmetric {in_place} sum", "torch.float32", SIZE, 0))
                 for block in range(row.blocks):
                     memory.write(segment + signal_offset(block, 0), word, device)
                 if gave_up:
