@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels compiled for an AMD chip, once a process, for the tests of this folder."""
+"""Kernels compiled for an AMD chip, for the tests of this folder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -35,7 +35,7 @@ class Built:
         return self.metadata[".max_flat_workgroup_size"] <= self.metadata[".wavefront_size"]
 
 
-@cache
+@lru_cache(maxsize=16)  # what follows each other shares it; hundreds of kernels would fill the memory
 def build(specialization: Specialization, arch: str) -> Built:
     """Compile a specialization, whose launcher launches one kernel."""
     return build_launcher(specialization.launcher(), specialization.placeholders(), arch)

@@ -11,7 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 S = TypeVar("S")
@@ -20,12 +21,15 @@ NOWHERE: Origins = frozenset()
 
 _SIZES = re.compile(r"dwordx\d+|dword|short|byte|x2")
 _BYTES = {"dword": 4, "short": 2, "byte": 1, "x2": 8}
-_REGISTER = re.compile(r"\b([sva])(?:(\d+)|\[(\d+):(\d+)\])")
+_REGISTER = re.compile(r"\b(?:([sva])(?:(\d+)|\[(\d+):(\d+)\])|(vcc(?:_lo|_hi)?)\b)")
+_VCC = {"vcc": ["vcc_lo", "vcc_hi"], "vcc_lo": ["vcc_lo"], "vcc_hi": ["vcc_hi"]}
+_CARRY = re.compile(r"_co_|v_mad_[ui]64|v_div_scale")  # two results: the second is a mask of lanes
+_LANES = ("v_readlane", "v_writelane")  # how scalar registers are spilled: one into each lane of a vector register
 _NO_RESULT = ("s_cmp", "s_bitcmp", "s_waitcnt", "s_barrier", "s_branch", "s_cbranch", "s_endpgm", "s_nop", "s_sleep")
 _NO_RESULT += ("s_setprio", "s_setreg", "s_inst_prefetch", "buffer_inv", "buffer_wbl2", "ds_write")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Instruction:
     """``operands`` are split at commas; ``words`` is everything after the opcode, modifiers such as ``sc0`` too."""
 
@@ -41,6 +45,20 @@ class Instruction:
     def system(self) -> bool:
         """System scope, in both directions."""
         return {"sc0", "sc1"} <= self.words
+
+    @cached_property
+    def written(self) -> list[str]:
+        """The registers that it overwrites."""
+        opcode = self.opcode
+        if opcode.startswith(_NO_RESULT) or "_store_" in opcode or not self.operands:
+            return []
+        if "_atomic_" in opcode and len(self.operands) < 4:
+            return []
+        return _all(self.operands[: _num_results(opcode)])
+
+    def reloads(self) -> bool:
+        """Whether it brings back a scalar register that was spilled."""
+        return self.opcode.startswith("v_readlane")
 
     def waits_for_stores(self) -> bool:
         """``vmcnt(0)``: this wave's loads and stores are all done."""
@@ -112,10 +130,12 @@ class Function:
     def flow(self, entry: S, step: Callable[[Instruction, S], S], join: Callable[[S, S], S]) -> dict[Instruction, S]:
         """What holds before each instruction, over every path: a forward data-flow analysis to its fixed point."""
         states: dict[int, S] = {0: entry}
-        work = [0]
+        work = [0]  # a heap: what comes first in the text mostly comes first on a path
         result: dict[Instruction, S] = {}
         while work:
-            index = work.pop()
+            index = heappop(work)
+            while work and work[0] == index:
+                heappop(work)
             state = states[index]
             for instruction in self.blocks[index].code:
                 result[instruction] = state
@@ -124,7 +144,7 @@ class Function:
                 merged = join(states[following], state) if following in states else state
                 if following not in states or merged != states[following]:
                     states[following] = merged
-                    work.append(following)
+                    heappush(work, following)
         return result
 
 
@@ -216,24 +236,21 @@ def _reaching(tail: int, header: int, before: dict[int, set[int]]) -> set[int]:
     return body
 
 
+@cache
 def registers(operand: str) -> list[str]:
-    """``"v[4:5]"`` → ``["v4", "v5"]``; nothing for constants and special registers."""
+    """``"v[4:5]"`` → ``["v4", "v5"]``; nothing for constants and for special registers other than ``vcc``."""
     found = _REGISTER.search(operand)
     if found is None:
         return []
-    kind, single, first, last = found.groups()
+    kind, single, first, last, special = found.groups()
+    if special:
+        return _VCC[special]
     numbers = [int(single)] if single is not None else range(int(first), int(last) + 1)
     return [f"{kind}{number}" for number in numbers]
 
 
-def written(instruction: Instruction) -> list[str]:
-    """The registers that an instruction overwrites."""
-    opcode = instruction.opcode
-    if opcode.startswith(_NO_RESULT) or "_store_" in opcode or not instruction.operands:
-        return []
-    if "_atomic_" in opcode and len(instruction.operands) < 4:
-        return []
-    return registers(instruction.operands[0])
+def _num_results(opcode: str) -> int:
+    return 2 if _CARRY.search(opcode) else 1
 
 
 def accesses(function: Function, arguments: Sequence[dict[str, Any]]) -> list[Access]:
@@ -286,15 +303,24 @@ def _origins(names: Sequence[str], state: dict[str, Origins]) -> Origins:
 
 
 def _union(one: dict[str, Origins], other: dict[str, Origins]) -> dict[str, Origins]:
-    return {name: one.get(name, NOWHERE) | other.get(name, NOWHERE) for name in one.keys() | other.keys()}
+    merged = other | one
+    for name in one.keys() & other.keys():
+        if one[name] is not other[name]:
+            merged[name] = one[name] | other[name]
+    return merged
 
 
 def _step(
     instruction: Instruction, state: dict[str, Origins], arguments: Sequence[dict[str, Any]]
 ) -> dict[str, Origins]:
-    results = written(instruction)
+    results = instruction.written
     if not results:
         return state
+    if instruction.opcode.startswith(_LANES) and instruction.operands[2].isdigit():
+        return state | _through_lane(*instruction.operands, state)
+    for name in results:
+        if f"{name}:" in state:  # no longer a register of lanes
+            state = {known: origins for known, origins in state.items() if not known.startswith(f"{name}:")}
     kind, address, _ = _parts(instruction)
     where = _origins(address, state)
     if kind == "scalar" and "kernarg" in where:
@@ -305,7 +331,15 @@ def _step(
         return state | dict.fromkeys(results, loaded)
     if instruction.opcode.startswith(("ds_", "v_cmp", "s_memrealtime", "s_memtime", "s_getreg", "s_getpc")):
         return state | dict.fromkeys(results, NOWHERE)
-    return state | dict.fromkeys(results, _origins(_all(instruction.operands[1:]), state))
+    sources = instruction.operands[_num_results(instruction.opcode) :]
+    return state | dict.fromkeys(results, _origins(_all(sources), state))
+
+
+def _through_lane(result: str, source: str, lane: str, state: dict[str, Origins]) -> dict[str, Origins]:
+    """A lane has origins of its own: the others hold other scalars."""
+    if source.startswith("v"):
+        return {result: state.get(f"{source}:{lane}", state.get(source, NOWHERE))}
+    return {f"{result}:": NOWHERE, f"{result}:{lane}": state.get(source, NOWHERE)}
 
 
 def _argument(offset: int, arguments: Sequence[dict[str, Any]]) -> Origins:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shipped kernel is a loadable AMD code object, and the manifest says how to launch it."""
+"""The command that writes kernels as AMD code objects, and the manifest that says how to launch them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 import pytest
-from build import build, build_launcher, cases, needs_linker
+from build import build_launcher, needs_linker
 from flydsl._mlir.dialects import llvm
 
 from flycomm import __main__ as commands
@@ -23,57 +23,12 @@ from flycomm.kernels._launch import null_pointer
 pytestmark = needs_linker
 
 
-@pytest.mark.parametrize(("specialization", "arch"), cases())
-def test_code_object(specialization: Specialization, arch: str):
-    built = build(specialization, arch)
-    code, kernel = built.code, built.launch.kernel
-
-    assert built.data[:4] == b"\x7fELF"
-    assert code.machine == _elf.EM_AMDGPU == 224
-    assert (code.os_abi, code.abi_version) == (_elf.OSABI_HSA, _elf.ABI_V6)
-    assert code.file_type == _elf.ET_DYN
-    assert code.arch == arch
-
-    descriptor, entry = code.symbols[f"{kernel}.kd"], code.symbols[kernel]
-    assert descriptor.num_bytes == _elf.DESCRIPTOR_BYTES
-    assert entry.num_bytes > 0
-    assert code.entries[kernel] == entry.address  # the descriptor leads to the code
-    assert entry.address % 256 == 0
-
-    assert built.metadata[".symbol"] == f"{kernel}.kd"
-    assert built.metadata[".private_segment_fixed_size"] == 0, "scratch memory"
-    assert built.metadata[".vgpr_spill_count"] == 0  # scalar registers spill into vector ones, not into memory
-    assert not built.metadata[".uses_dynamic_stack"]
-
-
-@pytest.mark.parametrize(("specialization", "arch"), cases())
-def test_arguments_are_the_launchers(specialization: Specialization, arch: str):
-    built = build(specialization, arch)
-    s = specialization
-    assert built.launch.block == (s.threads, 1, 1)
-    assert built.launch.grid == (s.blocks, 1, 1)
-    assert built.metadata[".reqd_workgroup_size"] == [s.threads, 1, 1]
-    assert not [one for one in built.arguments if one["value_kind"].startswith("hidden")]
-
-    peers = ["rank", "limit", "capacity", "state", "record", *(f"segment{j}" for j in range(s.world))]
-    names = [argument["name"] for argument in built.arguments]
-    assert names[: len(peers)] == [f"comm.{name}" for name in peers]
-    assert None not in names
-    end = 0
-    sizes = {"i32": 4, "f32": 4, "i64": 8, "ptr": 8, "ptr<1>": 8}
-    for argument in built.arguments:
-        assert argument["size"] == sizes[argument["type"]]
-        assert argument["offset"] == -(-end // argument["size"]) * argument["size"]  # naturally aligned, in order
-        end = argument["offset"] + argument["size"]
-    assert built.metadata[".kernarg_segment_size"] == end
-
-
 def _specialization(kernel: str, world: int) -> Specialization:
     return next(one for one in SHIPPED if one.kernel == kernel and one.world == world)
 
 
 def test_manifest(tmp_path: Path):
-    chosen = [_specialization("barrier", 2), _specialization("all_reduce_one_shot", 3)]
+    chosen = [_specialization("barrier", 2), _specialization("all_reduce_flags", 3)]
     seen = []
     report = ahead.compile_code_objects(chosen, ARCHES, tmp_path / "new", lambda *done: seen.append(done))
     assert report.failures == []
@@ -85,7 +40,7 @@ def test_manifest(tmp_path: Path):
     for entry in manifest["kernels"]:
         assert list(entry) == [
             "name", "kernel", "file", "arch", "args", "grid", "block", "vgprs", "sgprs", "lds", "scratch", "code_bytes",
-            "flydsl",
+            "flydsl", "loads",
         ]  # fmt: skip
         code = _elf.parse((tmp_path / "new" / entry["file"]).read_bytes())
         assert code.arch == entry["arch"]
@@ -97,6 +52,19 @@ def test_manifest(tmp_path: Path):
             frozenset({"name", "offset", "size", "type", "value_kind"})
         }
     assert len({entry["file"] for entry in manifest["kernels"]}) == len(manifest["kernels"])
+
+
+def test_processes_write_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ahead, "_FOR_A_PROCESS", 1)
+    chosen = [_specialization(kernel, 2) for kernel in ("put_signal", "wait_signal", "barrier")]
+    seen = []
+    alone = ahead.compile_code_objects(chosen, ARCHES, tmp_path / "alone")
+    spread = ahead.compile_code_objects(chosen, ARCHES, tmp_path / "spread", lambda *done: seen.append(done), jobs=2)
+    assert spread == alone
+    assert seen == [(one.name, arch) for arch in ARCHES for one in chosen]
+    files = {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "spread").iterdir()}
+    assert {entry["file"] for entry in spread.kernels} < files.keys()
 
 
 class Toy:
