@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from flycomm.errors import ResidencyError
+from flycomm.errors import ResidencyError, TargetError
 from flycomm.geometry import RESIDENT_THREADS, Geometry
 from flycomm.tables import Table
-from flycomm.targets import Capabilities
+from flycomm.targets import Capabilities, Target
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,25 @@ class Residency:
 
     def _wanted(self, grid: Geometry) -> int:
         return self.ranks * (self.lanes * grid.blocks * grid.threads + self.kernel_blocks * RESIDENT_THREADS)
+
+
+def resident_blocks(kernel: Any, target: Target, device: int) -> int | None:
+    """How many blocks of a compiled kernel (a launch handle) ``device``, the current one, holds at the same time; None
+    on a target that holds any number. Asks the driver, so it is for set-up. :class:`TargetError` if that cannot say."""
+    if target.name == "host":
+        return None
+    try:
+        return kernel.max_blocks_per_cu() * target.capabilities(device).compute_units
+    except (RuntimeError, ValueError) as error:
+        target.raise_pending()
+        raise TargetError(str(error)) from error
+
+
+def check_resident(name: str, blocks: int, ranks: int, resident: int | None) -> None:
+    """Raise :class:`ResidencyError` unless the grids of ``blocks`` blocks of all ``ranks`` ranks on one device fit in
+    the ``resident`` blocks of this kernel that it holds (None: any number): what :func:`resident_blocks` gives."""
+    if resident is not None and ranks * blocks > resident:
+        raise ResidencyError(
+            f"{name}: {ranks} rank(s) on one device, each with a grid of {blocks} blocks that wait for each other, are "
+            f"over the {resident} blocks of it that the device keeps resident; use at most {resident // ranks} blocks"
+        )

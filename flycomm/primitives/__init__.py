@@ -13,6 +13,9 @@ row        a block's row of a matrix, held in registers; ``take_row``: its sum o
 norm       ``rms_norm_row``: RMSNorm of such a row, the same bits whatever the batch and the grid
 quant      f32 to e4m3, with a scale that is static, a row's, or a group's
 ready      ``mark``, ``wait``: blocks of one device tell each other that a row is done; no reset between launches
+schedule   ``deal``, ``task_table``, ``walk``: which block does which tile of which stage, the same on all ranks
+dot        a few token rows times weight rows, by groups of 32 lanes; ``load_ahead``: weights before a wait
+activation ``silu``
 rank       scores as ordered integers, and elements as ranks that no two share
 select     exact selection of a block: ``refine``, ``places``, ``compact``; ``select_group``: of 64 ranks in registers
 candidates ``nominate``, ``push_candidates``, ``merge_block``, …: the best of all ranks' scores (with ``nominate``,
