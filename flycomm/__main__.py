@@ -38,8 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is found on this machine, and what is missing")
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
-    compiling = commands.add_parser("compile", help="AMD code objects of the kernels and a manifest; needs no GPU")
-    compiling.add_argument("--arch", required=True, metavar="A,B", help="chips, for example gfx942,gfx950")
+    compiling = commands.add_parser("compile", help="kernels compiled ahead, and a manifest; needs no GPU")
+    compiling.add_argument("--arch", required=True, metavar="A,B", help="chips, for example gfx942,gfx950,sm_90")
     compiling.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write to; made if missing")
     compiling.add_argument("--kernel", default="*", metavar="GLOB", help="only kernels whose name matches")
     compiling.add_argument("--json", action="store_true", help="print the manifest instead of a table")
@@ -81,7 +81,7 @@ def _compile(options: argparse.Namespace) -> int:
 
 def _summary(kernels: list[dict[str, object]], out: Path) -> None:
     columns = ("name", "arch", "grid", "block", "vgprs", "sgprs", "lds", "scratch", "code_bytes")
-    rows = [[_cell(kernel[column]) for column in columns] for kernel in kernels]
+    rows = [[_cell(kernel.get(column, "")) for column in columns] for kernel in kernels]
     _console.table(f"{len(kernels)} kernels in {out}", columns, rows)
 
 

@@ -166,11 +166,12 @@ class Collectives:
         if self._session.channels is None:
             return []
         world = self._session.world.size
+        routes = {key: rows for key, rows in self._routes.items() if key[0] in OPS}  # a fused kernel depends on shapes
         wanted = dict.fromkeys(
             (op, row.protocol, row.geometry)
-            for (op, _), rows in self._routes.items()
+            for (op, _), rows in routes.items()
             for row in (_row_for(rows, size) for size in num_bytes)
-        ) or dict.fromkeys((op, row.protocol, row.geometry) for (op, _), rows in self._routes.items() for row in rows)
+        ) or dict.fromkeys((op, row.protocol, row.geometry) for (op, _), rows in routes.items() for row in rows)
         reducible = [NAMES[dtype] for dtype in (dtypes or tuple(NAMES)) if dtype in NAMES]
         found = [kernels.rank_barrier(world), kernels.put_signal(world), kernels.wait_signal(world)]
         for op, protocol, grid in wanted:

@@ -78,6 +78,12 @@ TABLE = Variable(
     "",
     "dispatch table (JSON) that rank 0 reads; shipped: the one that came with flycomm, also if tune wrote another",
 )
+AOT_DIR = Variable(
+    "FLYCOMM_AOT_DIR",
+    str,
+    "",
+    "folder that python -m flycomm compile wrote: kernels in it are loaded, not compiled (rocm, cuda)",
+)
 HOST_WEAK = Variable("FLYCOMM_HOST_WEAK", _flag, False, "1 lets stores to peers land late and out of order (host)")
 HOST_SEED = Variable("FLYCOMM_HOST_SEED", int, 1, "seed of the weak mode's order (host)")
 HOST_WARP = Variable("FLYCOMM_HOST_WARP", _one_of_ints(32, 64), 32, "threads of a warp: 32 or 64 (host)")
@@ -90,6 +96,7 @@ ALL: tuple[Variable, ...] = (
     SHIM,
     CUDA_SHARING,
     TABLE,
+    AOT_DIR,
     HOST_WEAK,
     HOST_SEED,
     HOST_WARP,

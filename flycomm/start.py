@@ -9,6 +9,7 @@ from typing import Any
 
 from flycomm import env, targets
 from flycomm.communicator import Communicator
+from flycomm.errors import CommError, TargetError
 from flycomm.world import World
 
 DEFAULT_MAX_BYTES = 64 << 20
@@ -57,11 +58,15 @@ def init(
     :class:`~flycomm.errors.DisagreementError` when ranks pass different options and
     :class:`~flycomm.errors.UsageError` for options that make no sense.
     """
-    chosen = targets.pick(target)
-    targets.activate(chosen)
     owns_world = world is None
     if world is None:
         world = World.from_group(group, cpu_group, device) if group is not None else World.auto(device)
+    try:
+        chosen = _activated(world, target)
+    except CommError:
+        if owns_world:
+            world.close()
+        raise
     chosen.runtime.set_device(world.device)
     return Communicator(
         world,
@@ -78,6 +83,22 @@ def init(
         topk=topk,
         debug=env.DEBUG.get() if debug is None else debug,
     )
+
+
+def _activated(world: World, asked: str | None) -> targets.Target:
+    """The target, picked and activated. A rank on which it cannot run tells the others, who would wait for it."""
+    chosen, problem = None, None
+    try:
+        chosen = targets.pick(asked)
+        targets.activate(chosen)
+    except CommError as error:
+        problem = error
+    reasons = world.vote(problem is None, str(problem or ""))
+    if problem is not None:
+        raise problem
+    if chosen is None or reasons:
+        raise TargetError(f"not all ranks can run: {'; '.join(reasons)}")
+    return chosen
 
 
 def _name(world: World) -> str:

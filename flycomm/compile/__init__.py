@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels compiled ahead as AMD code objects, with a manifest that says how to launch each. Needs no GPU."""
+"""Kernels compiled ahead as AMD code objects, with a manifest that says how to launch each. Needs no GPU.
+
+For a chip of NVIDIA's they are PTX. ``FLYCOMM_AOT_DIR`` names a folder that was written here: kernels load from it.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from flycomm.compile._lowered import Launch, Lowered, lower
 from flycomm.errors import CommError, UsageError
 
 ARCHES = ("gfx942", "gfx950")
+PTX_ARCHES = ("sm_90",)  # not code objects: the driver's own compiler makes the rest of the way
 MANIFEST = "manifest.json"
 _FOR_A_PROCESS = 16  # kernels that take as long as a process takes to start
 _AT_ONCE = 4  # that a process is given
@@ -83,16 +87,20 @@ def compile_code_objects(
 ) -> Report:
     """Write ``<name>.<arch>.co`` for every specialization and arch to the folder ``out``, and ``manifest.json``.
 
+    Of :data:`PTX_ARCHES` it is ``.ptx``. Beside a kernel of flycomm's lies ``.kernel``, from which a process loads it.
+
     ``on_compiled(name, arch)`` is called after each, in the order of the manifest. What FlyDSL cannot compile is
     collected in the report and left out of the manifest. Kernels of :func:`shipped` are spread over up to ``jobs``
     processes, others are compiled in this one; the main module has to be importable, as for ``multiprocessing``.
-    Raises :class:`UsageError` for an ``arch`` that is not in :data:`ARCHES`, :class:`TargetError` without a linker.
+    Raises :class:`UsageError` for an ``arch`` that is in neither, :class:`TargetError` without a linker.
     """
+    known = ARCHES + PTX_ARCHES
     for arch in arches or ("",):
-        if arch not in ARCHES:
-            raise UsageError(f"arch {arch!r} is not one that the kernels are made for; pass {' or '.join(ARCHES)}")
-    with targets.compiling_for("rocm", arches[0]):
-        pass  # a missing linker is found here, before anything is started
+        if arch not in known:
+            raise UsageError(f"arch {arch!r} is not one that the kernels are made for; pass {' or '.join(known)}")
+    for arch in arches:
+        with targets.compiling_for(_target(arch), arch):
+            pass  # a missing linker is found here, before anything is started
     out.mkdir(parents=True, exist_ok=True)
     report = Report()
     tasks = [(spec, arch) for arch in arches for spec in specializations]
@@ -126,22 +134,34 @@ def _compile_shipped(name: str, arch: str, out: Path) -> _Result:
 
 
 def _compile(spec: Specialization, arch: str, out: Path) -> _Result:
-    with targets.compiling_for("rocm", arch):
+    with targets.compiling_for(_target(arch), arch):
         try:
             return _write(spec, arch, out)
         except (DSLCompileError, CommError) as error:
             return Failure(spec.name, arch, str(error).strip().split("\n")[0])
 
 
+def _target(arch: str) -> str:
+    return "cuda" if arch in PTX_ARCHES else "rocm"
+
+
 def _write(spec: Specialization, arch: str, out: Path) -> list[dict[str, Any]]:
+    from flycomm import kernels
+    from flycomm.kernels import _ahead
+
     lowered = lower(spec.launcher(), spec.placeholders())
     entries = []
     for number, (binary, data) in enumerate(lowered.binaries.items()):
         suffix = f".{number}" if number else ""
-        file = f"{_file_name(spec.name)}{suffix}.{arch}.co"
+        file = f"{_file_name(spec.name)}{suffix}.{arch}.{'ptx' if arch in PTX_ARCHES else 'co'}"
         (out / file).write_bytes(data)
-        entries += _entries(spec.name, arch, file, _elf.parse(data), _launches(lowered, binary))
-    return entries
+        launches = _launches(lowered, binary)
+        if arch in PTX_ARCHES:
+            entries += [_common(spec.name, kernel, file, arch, launch) for kernel, launch in launches.items()]
+        else:
+            entries += _entries(spec.name, arch, file, _elf.parse(data), launches)
+    loads = _ahead.keep(spec, out) if isinstance(spec, kernels.Specialization) else ""
+    return [entry | {"loads": loads} for entry in entries]
 
 
 def _file_name(name: str) -> str:
@@ -150,6 +170,12 @@ def _file_name(name: str) -> str:
 
 def _launches(lowered: Lowered, binary: str) -> dict[str, Launch]:
     return {launch.kernel: launch for launch in lowered.launches if launch.binary == binary}
+
+
+def _common(name: str, kernel: str, file: str, arch: str, launch: Launch) -> dict[str, Any]:
+    """What an entry says of a kernel on any chip."""
+    shape = {"grid": list(launch.grid), "block": list(launch.block)}
+    return {"name": name, "kernel": kernel, "file": file, "arch": arch} | shape | {"flydsl": version("flydsl")}
 
 
 def _entries(

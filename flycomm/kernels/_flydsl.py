@@ -57,6 +57,12 @@ def artifact_of(handle: Any) -> Any:
         return handle._keepalive
 
 
+def last_artifact(function: Any) -> Any:
+    """What a ``@flyc.jit`` function was last compiled to, in any way."""
+    with _known():
+        return function._last_compiled[1]
+
+
 def copy_of(artifact: Any) -> Any:
     """The same code again, not loaded yet: an artifact loads its module once, onto one device."""
     with _known():

@@ -51,14 +51,19 @@ def keep(specialization: Specialization, handle: Any) -> None:
 
 def _text(specialization: Specialization) -> str | None:
     """Everything of ours that compiled code depends on; None for a kernel that is not ours."""
+    text = described(specialization)
+    return None if text is None else f"{text} {[os.environ.get(variable.name, '') for variable in env.ALL]}"
+
+
+def described(specialization: Specialization) -> str | None:
+    """The same, but for what the environment says."""
     try:
         build = _described(specialization.build)
     except _NotOursError:
         return None
     s = specialization
     fixed = (s.world, s.dtype, s.blocks, s.threads, s.resident_threads)
-    told = [os.environ.get(variable.name, "") for variable in env.ALL]
-    return f"{_sources()} {build} {fixed} {told}"
+    return f"{_sources()} {build} {fixed}"
 
 
 class _NotOursError(Exception):

@@ -15,9 +15,10 @@ from flydsl._mlir.dialects import llvm
 
 from flycomm import __main__ as commands
 from flycomm import compile as ahead
-from flycomm.compile import ARCHES, _elf
+from flycomm import targets
+from flycomm.compile import ARCHES, PTX_ARCHES, _elf
 from flycomm.errors import UsageError
-from flycomm.kernels import SHIPPED, Specialization
+from flycomm.kernels import SHIPPED, Specialization, _ahead, _flydsl, _kept
 from flycomm.kernels._launch import null_pointer
 
 pytestmark = needs_linker
@@ -109,11 +110,34 @@ def test_a_kernel_that_does_not_compile_is_reported_and_left_out(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good_2.gfx942.co", "manifest.json"]
 
 
-@pytest.mark.parametrize("arches", [[], ["gfx942", "sm_90"], ["gfx950 "], ["gfx90a"]])
+@pytest.mark.parametrize("arches", [[], ["gfx942", "sm_70"], ["gfx950 "], ["gfx90a"]])
 def test_unknown_arch_is_refused_before_anything_is_written(arches: list[str], tmp_path: Path):
-    with pytest.raises(UsageError, match="gfx942 or gfx950"):
+    with pytest.raises(UsageError, match="gfx942 or gfx950 or sm_90"):
         ahead.compile_code_objects([Toy("toy", False)], arches, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_ptx(tmp_path: Path):
+    report = ahead.compile_code_objects(ahead.shipped("barrier_w2_*"), PTX_ARCHES, tmp_path)
+    (entry,) = report.kernels
+    assert (entry["file"], entry["loads"]) == ("barrier_w2_1x64.sm_90.ptx", "barrier_w2_1x64.sm_90.kernel")
+    assert f".visible .entry {entry['kernel']}(" in (tmp_path / entry["file"]).read_text()
+
+
+@pytest.mark.parametrize(("target", "arch"), [("rocm", "gfx950"), ("cuda", "sm_90")])
+def test_what_was_compiled_ahead_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, arch: str):
+    """Without a trace; tests/rocm_host runs it."""
+    (chosen,) = ahead.shipped("barrier_w2_*")
+    ahead.compile_code_objects([chosen], [arch], tmp_path)
+    monkeypatch.setenv("FLYCOMM_AOT_DIR", str(tmp_path))
+    with targets.compiling_for(target, arch):
+        artifact = _flydsl.artifact_of(_ahead.load(chosen))
+        assert artifact.ir == chosen.launcher()._last_compiled[1].ir
+        assert f'chip = "{arch}"' in artifact.ir
+        monkeypatch.setattr(_kept, "_sources", lambda: "other")
+        assert _ahead.load(chosen) is None
+    with targets.compiling_for("rocm", "gfx942"):
+        assert _ahead.load(chosen) is None
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,7 @@ import torch
 
 from flycomm import _shim, targets
 from flycomm.errors import TargetError
+from flycomm.targets import _hip_runtime
 from flycomm.targets import _rocm_toolkit as toolkit
 
 
@@ -183,6 +184,7 @@ def test_rocm_is_available_with_torch_driver_device_and_linker(
     monkeypatch.setattr(torch.version, "hip", hip)
     for name in ("open_driver", "device_count"):
         monkeypatch.setattr(_shim, name, getattr(driver, name))
+    monkeypatch.setattr(_hip_runtime, "library", lambda: None)
     found = targets.get("rocm").availability()
     assert found.ok == ok
     assert reason in found.reason
