@@ -8,6 +8,8 @@ collective all_reduce, all_gather or reduce_scatter: sizes, and what the result 
 contender  what is timed: one interface for flycomm (``ours``) and for what it is compared with
 baselines  what it is compared with, by name
 problem    a case's data on one rank
+subjects   what can be measured, by name: the collectives, all_reduce_norm, topk, topk_exchange
+cases      sizes, from the options that give them
 timing     wall clock, events, replays of a captured graph; how long a call takes to return
 straggler  one rank late to each call, on the device
 stats      median over repeats, slowest rank, skew, spread
@@ -16,7 +18,7 @@ floors     what no kernel can beat: an empty launch, a flag's way, a copy's rate
 rows       JSON lines; ``origin``: the commit and the command in them
 report     table; ``plot``: PNG; ``labels``: titles of both
 compare    two runs side by side
-run        every case and every baseline, on one rank; ``budget``: the memory that they need
+run        every case and every baseline, on one rank; ``settings``: which; ``budget``: the memory that they need
 ranks      torchrun, mpirun, or virtual ranks
 cli        the command; ``options``: what its words mean
 ========== ===========================================================================================

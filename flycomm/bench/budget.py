@@ -10,6 +10,7 @@ from flycomm.bench.collective import Collective
 from flycomm.communicator import agreed_table
 from flycomm.dispatch import select
 from flycomm.errors import UsageError
+from flycomm.kernels._topk_exchange_plan import lane_channels
 from flycomm.layout import plan_layout
 from flycomm.start import DEFAULT_MAX_BYTES
 from flycomm.targets import Target
@@ -19,20 +20,32 @@ _SMALLEST_BUDGET = 1 << 20
 _NO_LIMIT = 1 << 40
 
 
-def budget(target: Target, world: World, what: Collective, captured: bool, sizes: Sequence[int]) -> int:
-    """Collective: the ``max_bytes`` with which shares of ``sizes`` bytes get the channels that the table means."""
+def budget(
+    target: Target,
+    world: World,
+    what: Collective,
+    captured: bool,
+    sizes: Sequence[int],
+    topk: tuple[int, int] = (0, 0),
+) -> int:
+    """Collective: the ``max_bytes`` with which shares of ``sizes`` bytes get the channels that the table means.
+
+    ``topk``: rows and k of an exchange, whose channels have to fit too."""
     capabilities = target.capabilities(world.device)
     table = agreed_table(world, capabilities.arch, None)
+    lanes = lane_channels(target.runtime.torch_device_type == "cpu", *topk) if topk[1] else {}
+    fused = what.name in tables.FUSED
+    op, reduction = ("all_reduce", "sum") if fused else (what.name, what.reduction or "")
 
     def chosen(num_bytes: int) -> list[tables.Row | None] | None:
         try:
-            routes = plan_layout(table, world.size, num_bytes, 1, capabilities.graphs).routes
+            plan = plan_layout(table, world.size, num_bytes, 1, capabilities.graphs, lane_channels=lanes)
         except UsageError:
             return None
-        reduction = what.reduction or ""
-        return [select(what.name, reduction, captured, size, "float32", _NO_LIMIT, routes).row for size in sizes]
+        rows = [select(op, reduction, captured, size, "float32", _NO_LIMIT, plan.routes).row for size in sizes]
+        return [*rows, *(plan.routes[what.name, captured] if fused else ())]
 
     num_bytes = DEFAULT_MAX_BYTES if capabilities.graphs else _SMALLEST_BUDGET
     while chosen(num_bytes) != chosen(_NO_LIMIT):
         num_bytes *= 2
-    return max(num_bytes, *sizes)
+    return max([num_bytes, *sizes])

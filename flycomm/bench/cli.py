@@ -14,13 +14,14 @@ from flycomm.bench import compare, options, plot, report, rows
 from flycomm.bench.ranks import over_ranks
 from flycomm.bench.run import Report
 from flycomm.bench.run import run as run_rank
+from flycomm.bench.subjects import SUBJECTS
 from flycomm.errors import CommError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The whole command; returns the exit code: 0, 1 where a result is wrong or has nothing to be compared with, 2
     where it cannot run."""
-    parser = argparse.ArgumentParser(prog="python -m flycomm bench", description="Check a collective, then time it.")
+    parser = argparse.ArgumentParser(prog="python -m flycomm bench", description="Check a call, then time it.")
     options.add_arguments(parser)
     return run(parser.parse_args(arguments))
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             args.world,
             bool(settings.against),
             lambda world, group, how: run_rank(world, group, how, settings),
+            SUBJECTS[args.what].world,
         )
         return _finish(found, args, old) if started.reports else _code(found)
     except CommError as error:

@@ -8,6 +8,8 @@ all_reduce     ``n``                             ``n``: all inputs, reduced     
 all_gather     ``n``                             ``world * n``: all, in order    to the bit, baselines too
 reduce_scatter ``world * n``: ``n`` for each     ``n``: the own part, reduced    f32 in rank order, to the bit
 ============== ================================= ============================== ===================================
+
+What is measured beside these (``subjects``) has a name here too, and a problem of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from flycomm.dtypes import REDUCTIONS
 from flycomm.errors import UsageError
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
-SHARE = {"all_reduce": "message", "all_gather": "shard", "reduce_scatter": "shard"}  # what ``--bytes`` is the size of
+SHARE = {"all_reduce": "message", "all_gather": "shard", "reduce_scatter": "shard"}  # what ``bytes`` is the size of
+SHARE |= {"all_reduce_norm": "message", "topk": "scores", "topk_exchange": "scores"}
 
 
 @dataclass(frozen=True)
 class Collective:
-    """``name`` is one of :data:`NAMES`, ``reduction`` one of ``dtypes.REDUCTIONS``, or None for one that only moves."""
+    """``name`` is a key of :data:`SHARE`, ``reduction`` one of ``dtypes.REDUCTIONS``, or None where there is no choice.
+
+    Sizes and expectations are of :data:`NAMES` only."""
 
     name: str
     reduction: str | None
@@ -35,9 +40,9 @@ class Collective:
     @classmethod
     def of(cls, name: str, reduction: str | None) -> Collective:
         """Validated; None means what is usual: "sum" where something is reduced."""
-        if name == "all_gather":
+        if name not in ("all_reduce", "reduce_scatter"):
             if reduction is not None:
-                raise UsageError(f"--reduction {reduction} means nothing to all_gather, which only moves; leave it out")
+                raise UsageError(f"--reduction {reduction} means nothing to {name}; leave it out")
             return cls(name, None)
         if reduction not in (None, *REDUCTIONS):
             raise UsageError(f"--reduction {reduction} is not one of {', '.join(REDUCTIONS)}; use one of these")

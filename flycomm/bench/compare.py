@@ -15,7 +15,6 @@ from typing import NamedTuple
 from flycomm import _console
 from flycomm.bench import labels
 from flycomm.bench.rows import Row
-from flycomm.bench.units import format_bytes
 
 _LEAST_NOISE = 0.03  # of the old time
 _UNKNOWN_NOISE = 0.05
@@ -34,12 +33,23 @@ class Key(NamedTuple):
     mode: str
     replay_on: str | None
     straggler_us: float | None
+    rows: int | None
+    hidden: int | None
+    columns: int | None
+    k: int | None
+    exchange_mode: str | None
     contender: str
 
     def __str__(self) -> str:
         row = self._asdict()
-        size = format_bytes(self.bytes) if self.bytes else None
-        words = [labels.collective(row), self.contender, size, self.dtype, labels.ranks(row), labels.how(row)]
+        words = [
+            labels.collective(row),
+            self.contender,
+            labels.size(row),
+            self.dtype,
+            labels.ranks(row),
+            labels.how(row),
+        ]
         return ", ".join(word for word in words if word)
 
 
@@ -149,6 +159,6 @@ def _title(line: Line, name: str) -> str:
 
 
 def _cells(line: Line) -> list[str]:
-    size = format_bytes(line.key.bytes) if line.key.bytes else "–"
+    size = labels.size(line.key._asdict()) or "–"
     numbers = [f"{line.old.us:.2f}", f"{line.new.us:.2f}", f"± {line.noise_us:.2f}", f"{line.new.us / line.old.us:.3f}"]
     return [size, line.key.dtype or "–", line.key.contender, *numbers, line.verdict]

@@ -15,6 +15,8 @@ from flycomm.communicator import Communicator
 from flycomm.targets import Target
 from flycomm.world import World
 
+Result = torch.Tensor | tuple[torch.Tensor, ...]
+
 
 @dataclass(frozen=True)
 class Context:
@@ -53,7 +55,7 @@ class Context:
 
 
 class Contender(ABC):
-    """Something that does one or several of the collectives. Made once a case; all its methods are collective."""
+    """Something that does one or several of ``options.NAMES``. Made once a case; all its methods are collective."""
 
     name: ClassVar[str]
     does: ClassVar[Mapping[str, Sequence[str | None]]]  # collective to reductions (None: it reduces nothing)
@@ -73,11 +75,12 @@ class Contender(ABC):
         return None
 
     @abstractmethod
-    def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
-        """Take the inputs (1-D, one a buffer, contiguous, on the device), copied to where this contender needs them."""
+    def prepare(self, context: Context, inputs: Sequence[Any]) -> None:
+        """Take the inputs (one a buffer, on the device), copied to where this contender needs them: of a collective a
+        1-D contiguous tensor, of others what their problem says."""
 
     @abstractmethod
-    def call(self, index: int) -> torch.Tensor:
+    def call(self, index: int) -> Result:
         """Do buffer ``index`` on the current stream; returns the result, which its next call may overwrite."""
 
     def enqueue(self, index: int) -> object:

@@ -12,8 +12,8 @@ import torch
 
 from flycomm.bench import straggler, timing
 from flycomm.bench.baselines import SETUP_ERRORS, Variants
-from flycomm.bench.contender import Contender, Context
-from flycomm.bench.problem import BUFFERS, Problem
+from flycomm.bench.contender import Contender, Context, Result
+from flycomm.bench.problem import BUFFERS, Checked
 from flycomm.bench.reference import Verdict, worst
 from flycomm.bench.stats import slowest
 
@@ -51,12 +51,12 @@ class Outcome:
     enqueue_us: float | None = None
 
 
-def measure(context: Context, contender: Contender, problem: Problem, method: Method, exact: bool) -> Outcome:
+def measure(context: Context, contender: Contender, problem: Checked, method: Method, exact: bool) -> Outcome:
     """Check and time one contender. Errors come through as they are: for flycomm itself."""
     return _measure(context, contender, problem, method, exact, lambda step: step())
 
 
-def measure_best(context: Context, variants: Variants, problem: Problem, method: Method) -> Outcome:
+def measure_best(context: Context, variants: Variants, problem: Checked, method: Method) -> Outcome:
     """The fastest correct one of a baseline's variants. Raises :class:`BaselineError` if all fail."""
     outcomes, reasons = [], []
     for make in variants:
@@ -89,7 +89,7 @@ def _attempt(context: Context, step: Callable[[], T]) -> T:
 
 
 def _measure(
-    context: Context, contender: Contender, problem: Problem, method: Method, exact: bool, guard: Guard
+    context: Context, contender: Contender, problem: Checked, method: Method, exact: bool, guard: Guard
 ) -> Outcome:
     guard(lambda: contender.prepare(context, problem.inputs))
     call = straggler.delaying(context, method.straggler_us, contender.call)
@@ -119,10 +119,10 @@ def _measure(
     return Outcome(found.us, found.skew_us, True, verdict.max_error, found.spread_us, enqueue_us)
 
 
-def _call_each(context: Context, call: timing.Call) -> dict[int, torch.Tensor]:
+def _call_each(context: Context, call: timing.Call) -> dict[int, Result]:
     """The first result of every buffer, copied, after calls that warm up. Inputs are as they were for each of them."""
     context.world.barrier()
-    results = {index: call(index).clone() for index in range(BUFFERS)}
+    results = {index: _copied(call(index)) for index in range(BUFFERS)}
     context.synchronize()
     for index in range(BUFFERS):
         call(index)
@@ -130,9 +130,19 @@ def _call_each(context: Context, call: timing.Call) -> dict[int, torch.Tensor]:
     return results
 
 
-def _check_replay(context: Context, graph: timing.Graph, problem: Problem, exact: bool) -> Verdict:
+def _copied(result: Result) -> Result:
+    return result.clone() if isinstance(result, torch.Tensor) else tuple(one.clone() for one in result)
+
+
+def _spoil(result: Result) -> None:
+    """What no call gives, so that a replay that writes nothing is found."""
+    for one in (result,) if isinstance(result, torch.Tensor) else result:
+        one.fill_(float("nan") if one.is_floating_point() else torch.iinfo(one.dtype).min)
+
+
+def _check_replay(context: Context, graph: timing.Graph, problem: Checked, exact: bool) -> Verdict:
     for result in graph.results.values():
-        result.fill_(float("nan"))
+        _spoil(result)
     context.synchronize()
     context.world.barrier()
     graph.replay()

@@ -6,11 +6,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flycomm.bench.rows import Row
+from flycomm.bench.units import format_bytes
 
 
 def collective(row: Row) -> str:
-    """``"all_reduce"``, or with the reduction where that is not the usual one."""
-    return row["what"] if row["reduction"] in (None, "sum") else f"{row['what']} {row['reduction']}"
+    """``"all_reduce"``, or with the reduction where that is not the usual one, or the mode of an exchange."""
+    kind = row["exchange_mode"] if row["reduction"] in (None, "sum") else row["reduction"]
+    return f"{row['what']} {kind}" if kind else row["what"]
+
+
+def size(row: Row) -> str:
+    """``"8 KiB"``, ``"4 × 7168"``, or ``"4 × 65536, k 2048"``; empty where nothing has a size."""
+    if row["rows"] is None:
+        return format_bytes(row["bytes"]) if row["bytes"] else ""
+    width = row["columns"] if row["hidden"] is None else row["hidden"]
+    return f"{row['rows']} × {width}" + (f", k {row['k']}" if row["k"] else "")
+
+
+def series(row: Row) -> str:
+    """What the sizes of one line of a plot have in common beside the dtype: of rows the other measures."""
+    if row["hidden"] is not None:
+        return f", hidden {row['hidden']}"
+    return f", {row['rows']} rows, k {row['k']}" if row["rows"] is not None else ""
 
 
 def how(row: Row) -> str:

@@ -9,17 +9,17 @@ from typing import Any
 
 import flycomm
 from flycomm import targets
-from flycomm.bench import baselines, collective, origin
+from flycomm.bench import baselines, cases, origin
 from flycomm.bench.collective import Collective
 from flycomm.bench.harness import Method
-from flycomm.bench.problem import BUFFERS, Case
-from flycomm.bench.reference import DTYPES
-from flycomm.bench.run import Settings
-from flycomm.bench.units import format_bytes, parse_bytes, parse_list
+from flycomm.bench.problem import BUFFERS
+from flycomm.bench.settings import Settings
+from flycomm.bench.subjects import SUBJECTS
+from flycomm.bench.units import parse_list
 from flycomm.dtypes import REDUCTIONS
 from flycomm.errors import UsageError
 
-_SIZES = "2KiB,8KiB,32KiB,128KiB"
+NAMES = tuple(SUBJECTS)
 _DEFAULTS = {"graph": (50, 100), "eager": (20, 20)}  # mode: calls a replay or sample, repeats
 _LONGEST_DELAY_US = 100_000.0
 
@@ -27,14 +27,16 @@ _LONGEST_DELAY_US = 100_000.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``bench``."""
     add = parser.add_argument
-    add("what", choices=collective.NAMES, help="the collective")
+    add("what", choices=NAMES, help="what is measured")
     add(
-        "--world", type=int, metavar="N", help="virtual ranks of this process (default 2; not under torchrun or mpirun)"
+        "--world",
+        type=int,
+        metavar="N",
+        help="virtual ranks of this process (default 2, of topk 1; not under torchrun or mpirun)",
     )
     add("--target", choices=targets.NAMES, help="default: FLYCOMM_TARGET, else the first that can run")
-    add("--bytes", default=_SIZES, metavar="A,B", help=f"of a rank's message, or shard (default {_SIZES})")
-    add("--dtype", default="bf16", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default bf16)")
-    add("--reduction", metavar="R", help=f"{', '.join(REDUCTIONS)} (default sum); not of all_gather")
+    cases.add_arguments(parser)
+    add("--reduction", metavar="R", help=f"{', '.join(REDUCTIONS)} (default sum), of all_reduce and reduce_scatter")
     add("--mode", choices=tuple(_DEFAULTS), help="how to time (default: graph where the target has graphs, else eager)")
     add(
         "--replay-on",
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--floors",
         action=argparse.BooleanOptionalAction,
-        help="measure what no kernel can beat (default: on a GPU, with no --skew-us)",
+        help="measure what no kernel can beat (default: on a GPU, with no --skew-us; of a top-k there are none)",
     )
     add("--fallback", choices=("group", "error"), default="group", help="what flycomm does with a call it cannot do")
     add("--timeout", type=float, metavar="S", help="seconds that a wait in a kernel may last (default FLYCOMM_TIMEOUT)")
@@ -77,20 +79,21 @@ def settings(args: argparse.Namespace) -> Settings:
         raise UsageError(f"--calls {calls} --repeats {repeats} is too little; give at least {BUFFERS} calls, 1 repeat")
     if args.world is not None and args.world < 1:
         raise UsageError(f"--world {args.world} is not a number of ranks; give at least 1")
-    cases = parse_cases(args.bytes, args.dtype)
+    wanted = cases.parse(args)
     if not 0 <= args.skew_us <= _LONGEST_DELAY_US:
         raise UsageError(
             f"--skew-us {args.skew_us:g} is not in 0..{_LONGEST_DELAY_US:g} microseconds; give one that a call can wait"
         )
     what = Collective.of(args.what, args.reduction)
-    floors = graphs and not args.skew_us if args.floors is None else args.floors
+    bounded = SUBJECTS[what.name].grid is not None
+    if args.floors and not bounded:
+        raise UsageError(f"--floors are of messages, and {what.name} has no message to bound it; leave it out")
+    floors = graphs and bounded and not args.skew_us if args.floors is None else args.floors
     against = parse_list(args.against)
     names = baselines.wanted(against)
-    sizes = ",".join(dict.fromkeys(format_bytes(case.num_bytes).replace(" ", "") for case in cases))
     command: dict[str, Any] = {
         "target": target.name,
-        "bytes": sizes,
-        "dtype": ",".join(dict.fromkeys(case.dtype for case in cases)),
+        **cases.words(wanted),
         "mode": mode,
         "against": ",".join(against),
         "calls": calls,
@@ -106,7 +109,7 @@ def settings(args: argparse.Namespace) -> Settings:
     return Settings(
         target=target,
         collective=what,
-        cases=cases,
+        cases=wanted,
         method=Method(mode, calls, repeats, args.skew_us),
         against=tuple(names),
         explicit=against == names,
@@ -118,25 +121,6 @@ def settings(args: argparse.Namespace) -> Settings:
         command=command,
         json=args.json,
     )
-
-
-def parse_cases(sizes: str, dtypes: str) -> tuple[Case, ...]:
-    """Every size with every dtype, dtype by dtype. Raises :class:`UsageError` for what is not a case."""
-    cases = []
-    for dtype in parse_list(dtypes):
-        if dtype not in DTYPES:
-            raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; use these")
-        for size in parse_list(sizes):
-            num_bytes = parse_bytes(size)
-            if num_bytes % DTYPES[dtype].itemsize:
-                raise UsageError(
-                    f"{num_bytes} bytes are not a whole number of {dtype} elements; give a multiple of "
-                    f"{DTYPES[dtype].itemsize} bytes"
-                )
-            cases.append(Case(num_bytes, dtype))
-    if not cases:
-        raise UsageError("no sizes or no dtypes were given; give at least one of each")
-    return tuple(dict.fromkeys(cases))
 
 
 def _names() -> str:

@@ -83,7 +83,8 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         if row["what"] != "floor" and row["us"] is not None:
             where = f"{labels.ranks(row)}, {row['target']} ({row['device']})"
-            panels.setdefault(f"{labels.collective(row)}, {row['dtype']}, {labels.how(row)}: {where}", []).append(row)
+            title = f"{labels.collective(row)}, {row['dtype']}{labels.series(row)}, {labels.how(row)}: {where}"
+            panels.setdefault(title, []).append(row)
     floors = [row for row in rows if row["what"] == "floor"]
     return {title: group + floors for title, group in panels.items()}
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -15,12 +17,34 @@ BUFFERS = 4  # input and output pairs that calls rotate over
 
 @dataclass(frozen=True)
 class Case:
-    num_bytes: int  # one rank's share: the message of an all-reduce, the shard of the others
+    """One size; what means nothing to the subject is None."""
+
+    num_bytes: int  # of a rank: the message of an all-reduce, the shard of a gather or scatter, the scores of a top-k
     dtype: str  # a name of dtypes.REDUCIBLE
+    rows: int | None = None
+    hidden: int | None = None  # elements of a row to be normed
+    columns: int | None = None  # scores of a row, on a rank
+    k: int | None = None
+    exchange_mode: str | None = None  # of kernels.topk_exchange.MODES
+
+    def fields(self) -> dict[str, Any]:
+        """As in a row of results."""
+        fields = asdict(self)
+        return {"bytes": fields.pop("num_bytes"), **fields}
+
+
+class Checked(Protocol):
+    """A case's data on one rank. ``inputs``: one a buffer, what a contender's ``prepare`` takes."""
+
+    @property
+    def inputs(self) -> Sequence[Any]: ...
+
+    def judge(self, results: dict[int, Any], exact: bool) -> Verdict:
+        """Whether the results of these buffers are right: ``exact``, as flycomm's must be, or as a baseline's may."""
 
 
 class Problem:
-    """Inputs on the device, and on the CPU what their results must be, one of each a buffer."""
+    """Of a collective: inputs on the device, and on the CPU what their results must be, one of each a buffer."""
 
     def __init__(self, context: Context, case: Case):
         self.case = case

@@ -36,19 +36,24 @@ class Started:
 
 
 def over_ranks(
-    target: Target, world_size: int | None, with_group: bool, fn: Callable[[World, Any, Started], T]
+    target: Target,
+    world_size: int | None,
+    with_group: bool,
+    fn: Callable[[World, Any, Started], T],
+    default_size: int = DEFAULT_WORLD,
 ) -> tuple[Started, T]:
     """``fn(world, group, started)`` on every rank; returns what this process's (first) rank returned.
 
     ``group`` is the process group of all ranks, None for virtual ranks, and under mpirun None unless ``with_group``.
-    Raises :class:`UsageError` where ``world_size`` is not the number of ranks that were started.
+    ``default_size``: virtual ranks where no number is given. Raises :class:`UsageError` where ``world_size`` is not the
+    number of ranks that were started.
     """
     if all(name in os.environ for name in _TORCHRUN):
         return _under_torchrun(target, world_size, fn)
     world = World.auto()
     if world.size > 1:
         return _under_mpirun(target, world, world_size, with_group, fn)
-    size = DEFAULT_WORLD if world_size is None else world_size
+    size = default_size if world_size is None else world_size
     started = Started(size, ("python", "-m"), True, True)
     worlds = World.local(size)
     results = worlds.run(lambda one: fn(one, None, started), timeout=_LIMIT_S)

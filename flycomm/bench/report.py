@@ -40,14 +40,14 @@ def _of_cases(cases: Sequence[Row], bounds: Mapping[int, float]) -> tuple[list[s
     enqueued = any(row["enqueue_us"] is not None for row in cases)
     columns = [SHARE[cases[0]["what"]], "dtype", "protocol", "result", "flycomm", "skew"]
     columns += [*(["enqueue"] if enqueued else []), *baselines, *(["floor"] if bounds else [])]
-    by_case: dict[tuple[int, str], list[Row]] = {}
+    by_case: dict[tuple[int, str, str], list[Row]] = {}
     for row in cases:
-        by_case.setdefault((row["bytes"], row["dtype"]), []).append(row)
+        by_case.setdefault((row["bytes"], labels.size(row), row["dtype"]), []).append(row)
     lines = []
-    for (num_bytes, dtype), group in by_case.items():
+    for (num_bytes, size, dtype), group in by_case.items():
         last = group[-1]  # a file may hold several runs: the newest counts
         compared = {row["baseline"]: row for row in group}
-        line = [format_bytes(num_bytes), dtype, last["protocol"], "ok" if last["correct"] else "WRONG"]
+        line = [size, dtype, last["protocol"], "ok" if last["correct"] else "WRONG"]
         line += [_us(last["us"]), _us(last["skew_us"]), *([_us(last["enqueue_us"])] if enqueued else [])]
         line += [_compared(compared.get(name)) for name in baselines]
         lines.append(line + ([_us(bounds.get(num_bytes))] if bounds else []))

@@ -2,11 +2,14 @@
 """Results as JSON lines, one a (case, baseline). What is not known, or has no meaning in a row, is null.
 
 ======================== =============================================================================================
-``what``                 "all_reduce", "all_gather", "reduce_scatter", or "floor"
-``reduction``            "sum", "avg", "max" or "min"; null where nothing is reduced
+``what``                 one of ``options.NAMES``, or "floor"
+``reduction``            "sum", "avg", "max" or "min"; null where that is not to be chosen
+``rows``, ``hidden``     of all_reduce_norm, elements; ``rows``, ``columns``, ``k`` of a top-k, columns a rank's
+``exchange_mode``        of topk_exchange: "all", "owner" or "shard"
 ``target``, ``device``, ``world``, ``dtype``
-``bytes``                of one rank's share: the message of an all-reduce, the shard of the others
-``protocol``             flycomm's; "fallback" where it handed over. In a floor its name: "empty", "flag", …
+``bytes``                of a rank: the message of an all-reduce, the shard of a gather or scatter, a top-k's scores
+``protocol``             flycomm's (of a top-k how the work is split, of an exchange the channel); "fallback" where it
+                         handed over, "separate" where it made one launch a step. In a floor its name: "empty", …
 ``mode``, ``replay_on``  "graph" or "eager"; the stream of replays, "own" or "default"
 ``straggler_us``         one rank, another each time, came to each call this late; nothing is subtracted
 ``us``, ``skew_us``      median of the slowest rank; how much slower it is than the fastest
@@ -14,7 +17,7 @@
 ``enqueue_us``           CPU time until a call returns, median, slowest rank; in mode eager
 ``baseline``             by name, with ``baseline_us``, ``baseline_spread_us`` and ``baseline_enqueue_us``
 ``ratio``                ``baseline_us / us``
-``correct``              of flycomm, to the bit; ``max_error``
+``correct``              of flycomm, to the bit (``normed``: within a tolerance, see ``norm``); ``max_error``
 ``commit``, ``command``  what was measured, and how to do it again
 ======================== =============================================================================================
 """
@@ -42,6 +45,11 @@ KEYS = (
     "world",
     "bytes",
     "dtype",
+    "rows",
+    "hidden",
+    "columns",
+    "k",
+    "exchange_mode",
     "protocol",
     "mode",
     "replay_on",
@@ -60,8 +68,9 @@ KEYS = (
     "commit",
     "command",
 )
-# Files from before there was more than one reduction, a straggler or a spread lack these.
+# Files from before there was more than one reduction, a straggler, a spread or rows lack these.
 _LATER = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
+_LATER |= {"rows", "hidden", "columns", "k", "exchange_mode"}
 
 
 def of_case(
@@ -72,8 +81,7 @@ def of_case(
     ``common`` has what all rows of a run share: what, reduction, target, device, world, mode, commit, command …
     """
     measured = {
-        "bytes": case.num_bytes,
-        "dtype": case.dtype,
+        **case.fields(),
         "protocol": protocol,
         "us": _rounded(outcome.us),
         "skew_us": _rounded(outcome.skew_us),

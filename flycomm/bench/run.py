@@ -7,44 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import flycomm
 from flycomm import _console
-from flycomm.bench import baselines, floors, origin, rows, straggler
+from flycomm.bench import baselines, floors, labels, origin, rows, straggler
 from flycomm.bench.budget import budget
-from flycomm.bench.collective import Collective
 from flycomm.bench.contender import Context
 from flycomm.bench.harness import BaselineError, Method, Outcome, measure, measure_best
-from flycomm.bench.ours import Flycomm
-from flycomm.bench.problem import Case, Problem
+from flycomm.bench.problem import Checked
 from flycomm.bench.ranks import Started
+from flycomm.bench.settings import Settings
 from flycomm.errors import PeerAccessError
-from flycomm.geometry import SYNC
-from flycomm.targets import Target
 from flycomm.world import World
 
 _WARM_S = 0.5  # of work before the first case: clocks of an idle GPU are low
-
-
-@dataclass(frozen=True)
-class Settings:
-    target: Target
-    collective: Collective
-    cases: tuple[Case, ...]
-    method: Method
-    against: tuple[str, ...]  # names in baselines.REGISTRY
-    explicit: bool  # whether the user named the baselines: then one that cannot run has rows all the same
-    floors: bool
-    timeout: float | None
-    fallback: str
-    commit: str | None
-    replay_on: str  # "own" | "default": the stream of graph replays
-    command: dict[str, Any]  # option names to values
-    json: Path | None
 
 
 @dataclass
@@ -62,7 +41,6 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
     target = settings.target
     runtime = target.runtime
     runtime.set_device(world.device)
-    sizes = [case.num_bytes for case in settings.cases]
     stream = torch.cuda.Stream(world.device) if runtime.torch_device_type == "cuda" else None
     with (
         torch.cuda.stream(stream) if stream is not None else nullcontext(),
@@ -70,7 +48,10 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
             group,
             world=world,
             target=target.name,
-            max_bytes=budget(target, world, settings.collective, settings.method.mode == "graph", sizes),
+            max_bytes=budget(
+                target, world, settings.collective, settings.method.mode == "graph", settings.sizes, settings.topk
+            ),
+            topk=settings.topk,
             timeout=settings.timeout,
             fallback=settings.fallback if group is not None else "error",
         ) as comm,
@@ -80,7 +61,7 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
 
 
 def _measure_all(context: Context, started: Started, settings: Settings) -> Report:
-    report = Report()
+    report, subject = Report(), settings.subject
     common = {
         "what": settings.collective.name,
         "reduction": settings.collective.reduction,
@@ -106,10 +87,10 @@ def _measure_all(context: Context, started: Started, settings: Settings) -> Repo
         if settings.method.straggler_us:
             straggler.prepare(context)
         for case in settings.cases:
-            problem = Problem(context, case)
-            label = f"{case.num_bytes} bytes, {case.dtype}"
-            protocol = Flycomm.plan(context, case, settings.method.mode == "graph").protocol
-            outcome = measure(context, Flycomm(), problem, settings.method, protocol != "fallback")
+            problem = subject.problem(context, case)
+            label = f"{labels.size(case.fields())}, {case.dtype}"
+            protocol = subject.protocol(context, case, settings.method.mode == "graph")
+            outcome = measure(context, subject.contender(), problem, settings.method, protocol != "fallback")
             advance(f"flycomm, {label}")
             others: dict[str, Outcome | None] = {}
             for name in names:
@@ -126,7 +107,7 @@ def _options(settings: Settings, started: Started) -> dict[str, Any]:
     return ({"world": started.world_size} if started.local else {}) | settings.command
 
 
-def _against(context: Context, name: str, problem: Problem, method: Method, report: Report) -> Outcome | None:
+def _against(context: Context, name: str, problem: Checked, method: Method, report: Report) -> Outcome | None:
     try:
         return measure_best(context, baselines.REGISTRY[name], problem, method)
     except BaselineError as error:
@@ -136,10 +117,10 @@ def _against(context: Context, name: str, problem: Problem, method: Method, repo
 
 def _floor_rows(context: Context, common: dict[str, Any], settings: Settings, report: Report) -> Sequence[rows.Row]:
     captured = settings.method.mode == "graph"
-    plans = {case.num_bytes: Flycomm.plan(context, case, captured) for case in settings.cases}
-    grids = {size: plan.row.geometry if plan.row is not None else SYNC for size, plan in sorted(plans.items())}
+    grid = settings.subject.grid
+    grids = {case.num_bytes: grid(context, case, captured) for case in settings.cases} if grid is not None else {}
     try:
-        found = floors.measure(context, grids, settings.method)
+        found = floors.measure(context, dict(sorted(grids.items())), settings.method)
     except PeerAccessError as error:
         report.note(f"floors: {error}")
         return []

@@ -75,7 +75,7 @@ class Graph:
         self._context = context
         self._calls = calls
         self._graph = torch.cuda.CUDAGraph()
-        self.results: dict[int, torch.Tensor] = {}
+        self.results: dict[int, Any] = {}
         context.synchronize()
         # "thread_local": threads that a library keeps (NCCL's watchdog), and other ranks, may go on using the driver
         with _capturing, torch.cuda.graph(self._graph, stream=context.stream, capture_error_mode="thread_local"):

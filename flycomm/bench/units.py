@@ -37,5 +37,13 @@ def parse_list(text: str) -> list[str]:
     return unique(word.strip() for word in text.split(",") if word.strip())
 
 
+def parse_counts(text: str, name: str) -> list[int]:
+    """The whole numbers of a comma-separated list, each at least 1; ``name`` is what they count, for the message."""
+    for word in parse_list(text):
+        if not word.isdecimal() or int(word) < 1:
+            raise UsageError(f"--{name} {word} is not a whole number of at least 1; give for example 1,16")
+    return [int(word) for word in parse_list(text)]
+
+
 def unique(words: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(words))

@@ -51,6 +51,10 @@ def test_who_does_what():
     assert _able("all_gather") == groups | {"torch_low_contention"}
     assert _able("reduce_scatter") == groups | {"torch_low_contention", "torch_reduce_scatter"}
     assert _able("reduce_scatter", "avg") == groups | {"torch_low_contention"}
+    ours, fused = {"flycomm_separate", "nccl_compiled"}, {"flashinfer_fused"}
+    assert _able("all_reduce_norm") == ours | fused | {"gloo_separate", "nccl_separate", "rccl_separate"}
+    assert _able("topk") == {"torch_topk"}
+    assert _able("topk_exchange") == {"gloo_gather_topk", "nccl_gather_topk", "rccl_gather_topk"}
 
 
 def test_a_refusal_names_what_it_does():

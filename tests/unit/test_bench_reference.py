@@ -119,7 +119,7 @@ def test_a_share_is_the_message_of_an_all_reduce_and_a_shard_of_the_others():
 def test_only_what_reduces_has_a_reduction():
     assert Collective.of("reduce_scatter", None).reduction == "sum"
     assert Collective.of("all_gather", None).reduction is None
-    with pytest.raises(UsageError, match="only moves"):
+    with pytest.raises(UsageError, match="means nothing to all_gather"):
         Collective.of("all_gather", "sum")
     with pytest.raises(UsageError, match="avg, max, min"):
         Collective.of("all_reduce", "median")

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from flycomm.bench import cases, options
 from flycomm.bench.cli import main
-from flycomm.bench.options import parse_cases
 from flycomm.bench.problem import Case
 from flycomm.bench.units import format_bytes, parse_bytes, parse_list
 from flycomm.errors import UsageError
@@ -40,8 +42,14 @@ def test_lists_keep_their_order_and_lose_blanks_and_repeats():
     assert parse_list(" ") == []
 
 
+def _cases(*words: str) -> tuple[Case, ...]:
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    return cases.parse(parser.parse_args(words))
+
+
 def test_cases_are_every_size_with_every_dtype():
-    assert parse_cases("8KiB,8192,2KiB", "bf16,f32") == (
+    assert _cases("all_reduce", "--bytes", "8KiB,8192,2KiB", "--dtype", "bf16,f32") == (
         Case(8192, "bf16"),
         Case(2048, "bf16"),
         Case(8192, "f32"),
@@ -54,7 +62,69 @@ def test_cases_are_every_size_with_every_dtype():
 )
 def test_bad_cases_are_refused(sizes, dtypes, word):
     with pytest.raises(UsageError, match=word):
-        parse_cases(sizes, dtypes)
+        _cases("all_reduce", "--bytes", sizes, "--dtype", dtypes)
+
+
+def test_rows_have_a_size_in_every_measure():
+    norm = _cases("all_reduce_norm", "--rows", "1,4", "--hidden", "8,16", "--dtype", "bf16")
+    assert [(case.num_bytes, case.rows, case.hidden) for case in norm] == [
+        (16, 1, 8),
+        (32, 1, 16),
+        (64, 4, 8),
+        (128, 4, 16),
+    ]
+    assert {(case.columns, case.k, case.exchange_mode) for case in norm} == {(None, None, None)}
+    (alone,) = _cases("topk", "--rows", "3", "--columns", "100", "--k", "7", "--dtype", "f32")
+    assert alone == Case(1200, "f32", rows=3, columns=100, k=7)
+    (spread,) = _cases("topk_exchange", "--rows", "3", "--columns", "100", "--k", "7", "--exchange-mode", "owner")
+    assert spread == Case(600, "bf16", rows=3, columns=100, k=7, exchange_mode="owner")
+
+
+def test_what_is_measured_without_a_word_of_sizes():
+    norm = _cases("all_reduce_norm")
+    assert {case.rows for case in norm} == {1, 4, 16}
+    assert {case.hidden for case in norm} == {4096, 6144, 7168}
+    assert {case.exchange_mode for case in _cases("topk_exchange")} == {"all"}
+    assert {case.k for case in _cases("topk")} == {2048}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("all_gather", "--bytes", "2KiB,1536", "--dtype", "f32,bf16"),
+        ("all_reduce_norm", "--rows", "1,4", "--hidden", "64"),
+        ("topk", "--rows", "2", "--columns", "64,65", "--k", "1,2"),
+        ("topk_exchange", "--rows", "2", "--columns", "64", "--k", "3", "--exchange-mode", "shard"),
+    ],
+)
+def test_the_words_of_cases_give_them_again(words):
+    found = _cases(*words)
+    again = [part for name, value in cases.words(found).items() for part in (f"--{name}", value)]
+    assert _cases(words[0], *again) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["all_reduce", "--rows", "4"], ["--rows 4 means nothing to all_reduce", "--bytes"]),
+        (["topk", "--bytes", "2KiB"], ["--bytes 2KiB means nothing to topk", "--rows, --columns, --k"]),
+        (["topk", "--exchange-mode", "all"], ["--exchange-mode all means nothing to topk"]),
+        (["all_reduce_norm", "--k", "4"], ["--k 4 means nothing to all_reduce_norm", "--hidden"]),
+        (["all_reduce_norm", "--rows", "0"], ["--rows 0", "at least 1"]),
+        (["all_reduce_norm", "--rows", "1,-4"], ["--rows -4"]),
+        (["topk", "--columns", "8KiB"], ["--columns 8KiB is not a whole number"]),
+        (["topk_exchange", "--columns", "8", "--k", "9"], ["k=9 is over the 8 columns"]),
+        (["topk", "--k", ","], ["at least one of each"]),
+        (["topk", "--floors"], ["--floors are of messages", "topk"]),
+        (["topk", "--reduction", "max"], ["--reduction max means nothing to topk"]),
+    ],
+)
+def test_bad_sizes_of_rows_end_with_one_sentence(options, words, capsys):
+    assert main([*options, "--target", "host"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert all(word in captured.err for word in words), captured.err
 
 
 @pytest.mark.parametrize(
@@ -86,4 +156,4 @@ def test_bad_options_end_with_one_sentence(options, words, capsys):
 
 def test_a_gather_has_no_reduction(capsys):
     assert main(["all_gather", "--target", "host", "--reduction", "sum"]) == 2
-    assert "only moves; leave it out" in capsys.readouterr().err
+    assert "means nothing to all_gather; leave it out" in capsys.readouterr().err

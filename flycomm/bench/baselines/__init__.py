@@ -11,9 +11,17 @@ torch_reduce_scatter  the same, reduce-scatter
 torch_low_contention  the same with copy engines: all-gather, reduce-scatter
 flashinfer_one_shot   TensorRT-LLM's one-shot kernel from the FlashInfer wheel, f32 sums, the better of PDL on and off
 vllm                  vLLM's custom all-reduce from the same wheel, registered buffers in graphs
+gloo_separate, nccl_… all-reduce + residual + RMSNorm: torch.distributed's all-reduce, then torch's own kernels
+rccl_separate
+nccl_compiled         the same with these in one kernel of torch.compile
+flycomm_separate      torch's own kernels after flycomm's all-reduce
+flashinfer_fused      all of it in TensorRT-LLM's one-shot kernel, the better of PDL on and off
+torch_topk            ``torch.topk``
+gloo_gather_topk,     top-k exchange: ``torch.topk``, two all-gathers, ``torch.topk``
+nccl_…, rccl_…
 ===================== ==========================================================================================
 
-Which collectives and reductions each does is in its ``does``. None of them is needed: one that is missing, or fails, is
+Which subjects and reductions each does is in its ``does``. None of them is needed: one that is missing, or fails, is
 reported with its reason and has no time.
 """
 
@@ -25,7 +33,16 @@ from functools import partial
 
 from flycomm.bench.baselines.distributed import Gloo, Nccl, NcclWindow, Rccl
 from flycomm.bench.baselines.flashinfer import FlashInferOneShot
+from flycomm.bench.baselines.separate import (
+    FlashInferFused,
+    FlycommSeparate,
+    GlooSeparate,
+    NcclCompiled,
+    NcclSeparate,
+    RcclSeparate,
+)
 from flycomm.bench.baselines.symm_mem import TorchLowContention, TorchOneShot, TorchReduceScatter, TorchTwoShot
+from flycomm.bench.baselines.topk import GlooGatherTopk, NcclGatherTopk, RcclGatherTopk, TorchTopk
 from flycomm.bench.baselines.vllm import Vllm
 from flycomm.bench.contender import Contender, Context
 from flycomm.errors import UsageError
@@ -43,8 +60,19 @@ REGISTRY: dict[str, Variants] = {
     "torch_low_contention": (TorchLowContention,),
     "flashinfer_one_shot": (partial(FlashInferOneShot, pdl=False), partial(FlashInferOneShot, pdl=True)),
     "vllm": (Vllm,),
+    "gloo_separate": (GlooSeparate,),
+    "nccl_separate": (NcclSeparate,),
+    "nccl_compiled": (NcclCompiled,),
+    "rccl_separate": (RcclSeparate,),
+    "flycomm_separate": (FlycommSeparate,),
+    "flashinfer_fused": (partial(FlashInferFused, pdl=False), partial(FlashInferFused, pdl=True)),
+    "torch_topk": (TorchTopk,),
+    "gloo_gather_topk": (GlooGatherTopk,),
+    "nccl_gather_topk": (NcclGatherTopk,),
+    "rccl_gather_topk": (RcclGatherTopk,),
 }
-_EXTRA = ("nccl_window", "flashinfer_one_shot", "vllm")  # not everywhere, or minutes to compile: only when asked for
+# Not everywhere, or minutes to compile: only when asked for.
+_EXTRA = ("nccl_window", "flashinfer_one_shot", "vllm", "nccl_compiled", "flashinfer_fused")
 
 # What libraries that are no part of this project raise when they cannot do something here. They have no base of their
 # own: a missing module, a refused driver call, a compiler that fails, an assertion about the machine.

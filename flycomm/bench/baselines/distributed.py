@@ -15,7 +15,7 @@ from flycomm.dtypes import REDUCTIONS
 NO_GROUP = "needs one process a rank with torch.distributed: start the command with torchrun or mpirun"
 
 # torch 2.13 gives these two new names, and warns of the old ones
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
@@ -51,7 +51,7 @@ class _Distributed(Contender):
     def call(self, index: int) -> torch.Tensor:
         x, out = self._inputs[index], self._outputs[index]
         if self._collective == "all_gather":
-            _all_gather(out, x, group=self._group)
+            all_gather(out, x, group=self._group)
         elif self._collective == "reduce_scatter":
             _reduce_scatter(out, x, self._op, group=self._group)
         else:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes: the options that give them, and the cases that they come to."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+from typing import Any
+
+from flycomm.bench.problem import Case
+from flycomm.bench.reference import DTYPES
+from flycomm.bench.subjects import SUBJECTS
+from flycomm.bench.units import format_bytes, parse_bytes, parse_counts, parse_list
+from flycomm.errors import UsageError
+from flycomm.kernels.topk_exchange import MODES
+
+_NAMES = ("bytes", "rows", "hidden", "columns", "k", "exchange-mode")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option for each of what a size may be made of; defaults depend on what is measured."""
+    add, of_norm = parser.add_argument, SUBJECTS["all_reduce_norm"].options
+    of_bytes, of_topk = SUBJECTS["all_reduce"].options["bytes"], SUBJECTS["topk"].options
+    add("--bytes", metavar="A,B", help=f"of a rank's message, or shard, of a collective (default {of_bytes})")
+    add("--rows", metavar="A,B", help=f"default {of_norm['rows']}; of a top-k {of_topk['rows']}")
+    add("--hidden", metavar="A,B", help=f"all_reduce_norm: elements of a row (default {of_norm['hidden']})")
+    add("--columns", metavar="A,B", help=f"of a top-k: scores of a row, on a rank (default {of_topk['columns']})")
+    add("--k", metavar="A,B", help=f"of a top-k: how many of a row are selected (default {of_topk['k']})")
+    add("--exchange-mode", choices=MODES, help="topk_exchange: every row to all (default), to its owner, or by shard")
+    add("--dtype", default="bf16", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default bf16)")
+
+
+def parse(args: argparse.Namespace) -> tuple[Case, ...]:
+    """Every size with every dtype, dtype by dtype. Raises :class:`UsageError` for what is not a case."""
+    given = {name: getattr(args, name.replace("-", "_")) for name in _NAMES}
+    defaults = SUBJECTS[args.what].options
+    for name, value in given.items():
+        if value is not None and name not in defaults:
+            sizes = ", ".join(f"--{one}" for one in defaults)
+            raise UsageError(f"--{name} {value} means nothing to {args.what}, which is sized by {sizes}; leave it out")
+    chosen = {name: default if given[name] is None else given[name] for name, default in defaults.items()}
+    cases = []
+    for dtype in parse_list(args.dtype):
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; use these")
+        cases += _of_bytes(chosen["bytes"], dtype) if "bytes" in chosen else _of_rows(chosen, dtype)
+    if not cases:
+        raise UsageError("no sizes or no dtypes were given; give at least one of each")
+    return tuple(dict.fromkeys(cases))
+
+
+def _of_bytes(sizes: str, dtype: str) -> list[Case]:
+    cases = []
+    for size in parse_list(sizes):
+        num_bytes = parse_bytes(size)
+        if num_bytes % DTYPES[dtype].itemsize:
+            raise UsageError(
+                f"{num_bytes} bytes are not a whole number of {dtype} elements; give a multiple of "
+                f"{DTYPES[dtype].itemsize} bytes"
+            )
+        cases.append(Case(num_bytes, dtype))
+    return cases
+
+
+def _of_rows(chosen: dict[str, str], dtype: str) -> list[Case]:
+    names = [name for name in chosen if name != "exchange-mode"]
+    cases = []
+    for values in product(*(parse_counts(chosen[name], name) for name in names)):
+        shape = dict(zip(names, values, strict=True))
+        width = shape.get("hidden") or shape["columns"]
+        if shape.get("k", 0) > width:
+            raise UsageError(f"k={shape['k']} is over the {width} columns of a row; give at least as many columns")
+        num_bytes = shape["rows"] * width * DTYPES[dtype].itemsize
+        cases.append(Case(num_bytes, dtype, **shape, exchange_mode=chosen.get("exchange-mode")))
+    return cases
+
+
+def words(cases: tuple[Case, ...]) -> dict[str, Any]:
+    """The options, name to value, that give these cases again."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        for name, value in case.fields().items():
+            if value is not None and not (name == "bytes" and case.rows is not None):
+                word = format_bytes(value).replace(" ", "") if name == "bytes" else str(value)
+                found.setdefault(name.replace("_", "-"), []).append(word)
+    return {name: ",".join(dict.fromkeys(values)) for name, values in found.items()}
