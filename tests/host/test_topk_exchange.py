@@ -293,7 +293,7 @@ def test_without_channels_it_says_how_to_have_them():
 
 
 def test_ids_that_two_ranks_nominate_end_all_the_same():
-    """Ranks that disagree about the layout: the result means nothing, but every rank gets one, and the next is right."""
+    """Ranks that disagree about the layout: what they get means nothing, but they get it, and the next is right."""
 
     def body(comm):
         same = torch.zeros(1, 600, device=comm.device)
