@@ -55,9 +55,10 @@ class FfnLayer:
         """``(out, residual_out)``, (rows, out) and (rows, hidden). All bf16, contiguous, on the communicator's device.
 
         One launch on torch's current stream, always the same one; every rank calls it with as many rows, 1 to the
-        layer's. May be captured in a graph. What fails shows in ``comm.check()``; then every element that is
-        not right is NaN.
+        layer's. May be captured in a graph. Raises :class:`CommTimeout` when an earlier call's wait gave up, as
+        ``comm.check()`` does; every element of a call that failed is right or NaN.
         """
+        self.comm.check()
         rows, one = x.shape[0], self.layer
         if not 1 <= rows <= one.rows:
             raise UsageError(
@@ -78,6 +79,7 @@ class FfnLayer:
         tensors = [tensor for tensor, _ in wanted.values()]
         addresses = [tensor.data_ptr() for tensor in (*tensors, residual_out, out, self.scratch)]
         self.kernel(self.peers, 0, *addresses, rows, eps, self.comm.stream())
+        targets.active().raise_pending()
         return out, residual_out
 
 

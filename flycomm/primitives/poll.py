@@ -27,6 +27,27 @@ def why_stop(limit: Any, started: Any, abort_address: Any) -> Any:
 
 
 @flyc.jit
+def until(load: Callable[[], Any], behind: Callable[[Any], Any], limit: Any, abort_address: Any) -> Any:
+    """``load()`` one word again and again while ``behind(word)``; returns ``(reason, seen)``.
+
+    Called by one thread. ``reason`` (i32) is 0 once the word is no longer behind, else what :func:`why_stop` says;
+    ``seen`` is the last word. Looks at the clock only after the first :data:`POLLS` polls. Orders nothing.
+    """
+    seen = load()
+    reason = fx.Int32(0)
+    if behind(seen):
+        started = clock()
+        while behind(seen) & (reason == fx.Int32(0)):
+            polls = fx.Int32(0)
+            while behind(seen) & (polls < fx.Int32(POLLS)):
+                seen = load()
+                polls = polls + fx.Int32(1)
+            if behind(seen):
+                reason = why_stop(limit, started, abort_address)
+    return reason, seen
+
+
+@flyc.jit
 def until_arrived(call: Call, phase: str, load: Callable[[], Any], missing: Callable[[Any], Any]) -> Any:
     """Load words of every peer until nothing is ``missing``; returns ``(words, ok)``.
 

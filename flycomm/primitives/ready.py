@@ -10,16 +10,17 @@ where epochs wrap. The proof is in the docs' memory model of ready marks.
 ``words`` below is the i64 address of an array of marks; all blocks of the kernel are resident (PROTOCOLS rule 12).
 """
 
+from functools import partial
 from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.epoch import arrived
-from flycomm.primitives.access import DEVICE, clock, pointer, wait_own_stores
+from flycomm.primitives.access import DEVICE, pointer, wait_own_stores
 from flycomm.primitives.call import Call, fail
 from flycomm.primitives.peers import segment
-from flycomm.primitives.poll import POLLS, why_stop
+from flycomm.primitives.poll import until
 
 MARK_BYTES = 4
 
@@ -56,25 +57,8 @@ def _load(address: Any) -> Any:
     )
 
 
-def _behind(seen: Any, epoch: Any) -> Any:
+def _behind(epoch: Any, seen: Any) -> Any:
     return arrived(seen, epoch) == fx.Boolean(False)
-
-
-@flyc.jit
-def _until_marked(address: Any, epoch: Any, limit: Any, abort_address: Any) -> Any:
-    """Poll one mark, relaxed; ``(reason, seen)`` as of :func:`flycomm.primitives.signal.wait`."""
-    seen = _load(address)
-    reason = fx.Int32(0)
-    if _behind(seen, epoch):
-        started = clock()
-        while _behind(seen, epoch) & (reason == fx.Int32(0)):
-            polls = fx.Int32(0)
-            while _behind(seen, epoch) & (polls < fx.Int32(POLLS)):
-                seen = _load(address)
-                polls = polls + fx.Int32(1)
-            if _behind(seen, epoch):
-                reason = why_stop(limit, started, abort_address)
-    return reason, seen
 
 
 @flyc.jit
@@ -86,7 +70,7 @@ def _poll_own(call: Call, words: Any, first: Any, count: Any, threads: int) -> N
     if call.live & (at < count):
         while (at < count) & (reason == fx.Int32(0)):
             address = words + fx.Int64(first + at) * fx.Int64(MARK_BYTES)
-            reason, seen = _until_marked(address, call.epoch, call.comm.limit, own)
+            reason, seen = until(partial(_load, address), partial(_behind, call.epoch), call.comm.limit, own)
             at = at + fx.Int32(threads)
         fx.memory_fence(ordering=fx.AtomicOrdering.Acquire, syncscope=DEVICE)
         if reason != fx.Int32(0):

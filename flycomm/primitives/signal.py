@@ -5,14 +5,14 @@ A signal word is 64 bits: the epoch in the low half, the call's tag in the high 
 steps), so a reader compares ``int32(seen - epoch) >= 0``: the peer may already be one call ahead.
 """
 
+from functools import partial
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.epoch import arrived
-from flycomm.primitives.access import acquire, clock, load_relaxed, store_flag
-from flycomm.primitives.poll import POLLS, why_stop
+from flycomm.primitives.access import acquire, load_relaxed, store_flag
+from flycomm.primitives.poll import until
 
 
 def pack(epoch: Any, tag: Any) -> Any:
@@ -40,11 +40,10 @@ def signal(address: Any, epoch: Any, tag: Any) -> None:
     store_flag(address, pack(epoch, tag))
 
 
-def _behind(seen: Any, epoch: Any) -> Any:
+def _behind(epoch: Any, seen: Any) -> Any:
     return arrived(epoch_of(seen), epoch) == fx.Boolean(False)
 
 
-@flyc.jit
 def wait(address: Any, epoch: Any, limit: Any, abort_address: Any) -> Any:
     """Poll the signal word at ``address`` until its epoch is ``epoch`` or later; returns ``(reason, seen)``.
 
@@ -54,16 +53,6 @@ def wait(address: Any, epoch: Any, limit: Any, abort_address: Any) -> Any:
     them, so later reads of this thread (and, after a block barrier, of its block) see what the peer stored before its
     signal. Looks at the clock only after the first 64 polls, so a wait that succeeds at once costs a load and a fence.
     """
-    seen = load_relaxed(address)
-    reason = fx.Int32(0)
-    if _behind(seen, epoch):
-        started = clock()
-        while _behind(seen, epoch) & (reason == fx.Int32(0)):
-            polls = fx.Int32(0)
-            while _behind(seen, epoch) & (polls < fx.Int32(POLLS)):
-                seen = load_relaxed(address)
-                polls = polls + fx.Int32(1)
-            if _behind(seen, epoch):
-                reason = why_stop(limit, started, abort_address)
+    reason, seen = until(partial(load_relaxed, address), partial(_behind, epoch), limit, abort_address)
     acquire(address)
     return reason, seen

@@ -6,6 +6,7 @@ a signal word (epoch and tag) in the pad; it announces no data, so nothing is dr
 whoever waits for one finds it there, unless a peer has not begun the call.
 """
 
+from functools import partial
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -14,10 +15,10 @@ import flydsl.expr as fx
 from flycomm.channel import REASONS, signal_offset
 from flycomm.epoch import arrived, in_step
 from flycomm.primitives import signal
-from flycomm.primitives.access import clock, load_relaxed, store_relaxed
+from flycomm.primitives.access import load_relaxed, store_relaxed
 from flycomm.primitives.call import Call, fail
 from flycomm.primitives.peers import segment
-from flycomm.primitives.poll import POLLS, why_stop
+from flycomm.primitives.poll import until
 
 _DESYNC = REASONS.index("desync")
 _MISMATCH = REASONS.index("mismatch")
@@ -38,25 +39,8 @@ def send_tokens(call: Call) -> None:
                 store_relaxed(segment(comm, j) + offset, signal.pack(call.epoch, call.tag))
 
 
-def _behind(seen: Any, epoch: Any) -> Any:
+def _behind(epoch: Any, seen: Any) -> Any:
     return arrived(signal.epoch_of(seen), epoch) == fx.Boolean(False)
-
-
-@flyc.jit
-def _poll(address: Any, epoch: Any, limit: Any, abort_address: Any) -> Any:
-    """``signal.wait`` without its acquire: nothing is read that a token would announce, and caches stay as they are."""
-    seen = load_relaxed(address)
-    reason = fx.Int32(0)
-    if _behind(seen, epoch):
-        started = clock()
-        while _behind(seen, epoch) & (reason == fx.Int32(0)):
-            polls = fx.Int32(0)
-            while _behind(seen, epoch) & (polls < fx.Int32(POLLS)):
-                seen = load_relaxed(address)
-                polls = polls + fx.Int32(1)
-            if _behind(seen, epoch):
-                reason = why_stop(limit, started, abort_address)
-    return reason, seen
 
 
 @flyc.jit
@@ -72,7 +56,9 @@ def await_tokens(call: Call, due: Any) -> None:
         shifted = comm.rank + thread
         peer = (shifted >= fx.Int32(comm.world)).select(shifted - fx.Int32(comm.world), shifted)
         own = segment(comm, 0)
-        reason, seen = _poll(own + fx.Int64(signal_offset(call.block, peer)), call.epoch, comm.limit, own)
+        address = own + fx.Int64(signal_offset(call.block, peer))
+        # without signal.wait's acquire: a token announces nothing that is read, and caches stay as they are
+        reason, seen = until(partial(load_relaxed, address), partial(_behind, call.epoch), comm.limit, own)
         epoch, tag = signal.epoch_of(seen), signal.tag_of(seen)
         lost = (reason == fx.Int32(0)) & (in_step(epoch, call.epoch) == fx.Boolean(False))
         reason = lost.select(fx.Int32(_DESYNC), reason)

@@ -19,8 +19,9 @@ all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-class _Distributed(Contender):
-    does: ClassVar = {"all_reduce": REDUCTIONS, "all_gather": (None,), "reduce_scatter": REDUCTIONS}
+class OfGroup(Contender):
+    """Something that a group's own backend takes part in."""
+
     target: ClassVar[str]  # the flycomm target whose tensors the backend takes
 
     def available(self, context: Context) -> str | None:
@@ -29,6 +30,10 @@ class _Distributed(Contender):
         if context.target.name != self.target:
             return f"runs on target {self.target}, not on {context.target.name}"
         return None
+
+
+class _Distributed(OfGroup):
+    does: ClassVar = {"all_reduce": REDUCTIONS, "all_gather": (None,), "reduce_scatter": REDUCTIONS}
 
     def prepare(self, context: Context, inputs: Sequence[torch.Tensor]) -> None:
         self._group = context.group

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from flycomm.bench.baselines.distributed import NO_GROUP
+from flycomm.bench.baselines.distributed import OfGroup
 from flycomm.bench.baselines.flashinfer import comm_module, missing
 from flycomm.bench.contender import Contender, Context
 from flycomm.bench.subjects.norm import EPS, NormInput
@@ -21,17 +21,9 @@ from flycomm.bench.subjects.norm import EPS, NormInput
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Separate(Contender):
+class _Separate(OfGroup):
     does: ClassVar = {"all_reduce_norm": (None,)}
     in_place = True
-    target: ClassVar[str]  # the flycomm target whose tensors the backend takes
-
-    def available(self, context: Context) -> str | None:
-        if context.group is None:
-            return NO_GROUP
-        if context.target.name != self.target:
-            return f"runs on target {self.target}, not on {context.target.name}"
-        return None
 
     def prepare(self, context: Context, inputs: Sequence[NormInput]) -> None:
         self._group, self._norm = context.group, self._step()

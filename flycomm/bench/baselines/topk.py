@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from flycomm.bench.baselines.distributed import NO_GROUP, all_gather
+from flycomm.bench.baselines.distributed import OfGroup, all_gather
 from flycomm.bench.contender import Contender, Context
 from flycomm.bench.subjects.exchange import ExchangeInput
 from flycomm.bench.subjects.topk import TopkInput
@@ -29,19 +29,11 @@ class TorchTopk(Contender):
         return values, ids
 
 
-class _GatherTopk(Contender):
+class _GatherTopk(OfGroup):
     """A local top-k, an all-gather of scores and one of ids, a top-k of what came: every rank has every row, from
     which a mode would pick."""
 
     does: ClassVar = {"topk_exchange": (None,)}
-    target: ClassVar[str]  # the flycomm target whose tensors the backend takes
-
-    def available(self, context: Context) -> str | None:
-        if context.group is None:
-            return NO_GROUP
-        if context.target.name != self.target:
-            return f"runs on target {self.target}, not on {context.target.name}"
-        return None
 
     def prepare(self, context: Context, inputs: Sequence[ExchangeInput]) -> None:
         self._group, self._rank, self._world = context.group, context.world.rank, context.world.size
