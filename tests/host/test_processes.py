@@ -43,17 +43,16 @@ def test_worlds_between_processes(launcher: Callable, program: str | Path, case:
 
 def test_a_launch_that_outlasts_its_limit_leaves_no_process():
     """Launchers start ranks in sessions of their own, so it is not enough to kill the launcher's group."""
-    rank = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(300)"
-    launcher = f"""
+    launcher = """
 import subprocess, sys
-ranks = [subprocess.Popen([sys.executable, "-c", {rank!r}], start_new_session=True) for _ in range(2)]
-print("launched", flush=True)
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(300)"]
+ranks = [subprocess.Popen(sleep, start_new_session=True) for _ in range(2)]
+print(*(rank.pid for rank in ranks), flush=True)
 ranks[0].wait()
 """
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        launch([sys.executable, "-c", launcher], timeout=5)
-    pids = [int(line.split()[1]) for line in caught.value.output.splitlines() if line.startswith("pid")]
-    assert "launched" in caught.value.output
+        launch([sys.executable, "-S", "-c", launcher], timeout=10)  # seconds: the launcher itself starts in far less
+    pids = [int(pid) for pid in caught.value.output.split()]
     assert len(pids) == 2
     deadline = time.monotonic() + 10
     while any(map(_runs, pids)) and time.monotonic() < deadline:
