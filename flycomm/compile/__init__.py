@@ -27,7 +27,7 @@ from flycomm.compile import _elf
 from flycomm.compile._lowered import Launch, Lowered, lower
 from flycomm.errors import CommError, UsageError
 
-ARCHES = ("gfx942", "gfx950")
+ARCHES = tuple(targets.CHIPS)
 PTX_ARCHES = ("sm_90",)  # not code objects: the driver's own compiler makes the rest of the way
 MANIFEST = "manifest.json"
 _FOR_A_PROCESS = 16  # kernels that take as long as a process takes to start

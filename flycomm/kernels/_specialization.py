@@ -9,9 +9,11 @@ from functools import cache
 from typing import Any
 
 import flydsl.compiler as flyc
+from flydsl.compiler import get_backend
 
 from flycomm import targets
 from flycomm.kernels import _ahead, _flydsl, _kept
+from flycomm.primitives import trace
 
 
 @dataclass(frozen=True)
@@ -29,25 +31,31 @@ class Specialization:
     blocks: int
     threads: int  # a block
     resident_threads: int = 0  # that a compute unit must be able to hold of it, a multiple of 256; 0: no demand
+    traced: bool = False  # whether its blocks record what they do (primitives/trace.py)
 
     @property
     def name(self) -> str:
         """Unique among :data:`flycomm.kernels.SHIPPED`; used in file names and tables."""
-        return "_".join(filter(None, (self.kernel, self.dtype, f"w{self.world}", f"{self.blocks}x{self.threads}")))
+        words = (self.kernel, self.dtype, f"w{self.world}", f"{self.blocks}x{self.threads}", self.traced and "traced")
+        return "_".join(filter(None, words))
 
     def launcher(self) -> Any:
-        return _built(self)[0]
+        return self._built()[0]
 
     def placeholders(self) -> tuple[Any, ...]:
-        return _built(self)[1]
+        return self._built()[1]
+
+    def _built(self) -> tuple[Any, tuple[Any, ...]]:
+        return _build(self, get_backend().target.warp_size)
 
 
 @cache
-def _built(specialization: Specialization) -> tuple[Any, tuple[Any, ...]]:
+def _build(specialization: Specialization, wave: int) -> tuple[Any, tuple[Any, ...]]:
+    """For a chip with ``wave`` threads in a wave."""
     s = specialization
     launcher, placeholders = s.build(s.world, s.dtype, s.blocks, s.threads)
     if s.resident_threads:
-        launcher.compile_hints["waves_per_eu"] = s.resident_threads // (targets.WAVE * targets.EXECUTION_UNITS)
+        launcher.compile_hints["waves_per_eu"] = s.resident_threads // (wave * targets.EXECUTION_UNITS)
     return launcher, placeholders
 
 
@@ -83,6 +91,7 @@ def _again(specialization: Specialization) -> Any:
 
 
 def _compile(specialization: Specialization) -> Any:
-    handle = flyc.compile(specialization.launcher(), *specialization.placeholders())
+    with trace.compiled_in(specialization.traced):
+        handle = flyc.compile(specialization.launcher(), *specialization.placeholders())
     _kept.keep(specialization, handle)
     return handle

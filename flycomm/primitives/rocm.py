@@ -6,13 +6,22 @@ from __future__ import annotations
 from typing import Any
 
 import flydsl.expr as fx
+from flydsl._mlir.dialects import rocdl
+from flydsl.compiler import get_backend
 
 from flycomm.primitives.access import load_relaxed, store_relaxed
 
 
 def wait_own_stores() -> None:
-    """``vmcnt`` counts a wave's own stores: zero means that they have reached the (uncached) peer memory."""
-    fx.rocdl.s_waitcnt(vmcnt=0)
+    """``vmcnt`` counts a wave's own accesses: zero means that its stores have reached the (uncached) peer memory.
+
+    gfx12 counts loads and stores apart.
+    """
+    if get_backend().target.arch.startswith("gfx12"):
+        rocdl.s_wait_loadcnt(0)
+        rocdl.s_wait_storecnt(0)
+    else:
+        fx.rocdl.s_waitcnt(vmcnt=0)
 
 
 def store_flag(address: Any, value: Any) -> None:

@@ -16,16 +16,8 @@ from functools import cache
 
 from flycomm import env
 from flycomm.errors import TargetError, UsageError
-from flycomm.targets.base import (
-    EXECUTION_UNITS,
-    WAVE,
-    Availability,
-    Capabilities,
-    MappedMemory,
-    Memory,
-    Runtime,
-    Target,
-)
+from flycomm.targets.base import Availability, Capabilities, MappedMemory, Memory, Runtime, Target
+from flycomm.targets.chips import CHIPS, EXECUTION_UNITS
 
 NAMES = ("rocm", "cuda", "host")  # in the order in which `pick` tries them
 
@@ -122,9 +114,9 @@ def compiling_for(name: str, arch: str = "") -> Iterator[None]:
 
 
 __all__ = [
+    "CHIPS",
     "EXECUTION_UNITS",
     "NAMES",
-    "WAVE",
     "Availability",
     "Capabilities",
     "MappedMemory",

@@ -12,10 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# What FlyDSL's hint waves_per_eu counts: waves on each unit of an AMD compute unit.
-WAVE = 64  # threads
-EXECUTION_UNITS = 4
-
 
 @dataclass(frozen=True)
 class Availability:

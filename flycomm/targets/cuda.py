@@ -25,7 +25,8 @@ from flycomm.errors import TargetError
 from flycomm.targets import _flydsl
 from flycomm.targets._shim_memory import ShimMemory
 from flycomm.targets._torch_gpu import TorchGpuRuntime
-from flycomm.targets.base import EXECUTION_UNITS, WAVE, Availability, Capabilities, Target
+from flycomm.targets.base import Availability, Capabilities, Target
+from flycomm.targets.chips import EXECUTION_UNITS
 
 _WARP = 32  # threads
 # By compute capability, the oldest PTX version that knows the chip and has what we use: older drivers assemble it too.
@@ -43,12 +44,15 @@ def chip(capability: int) -> str:
     return f"sm_{max(known)}"
 
 
-def features(arch: str) -> str:
-    """The PTX version, as LLVM writes it, for a chip such as ``sm_90`` or ``sm_90a``."""
+def features(arch: str, least: int = 0) -> str:
+    """The PTX version, as LLVM writes it, for a chip such as ``sm_90`` or ``sm_90a``.
+
+    ``least`` (84 for 8.4): what a kernel's instructions need, from the hint ``ptx`` of its launcher.
+    """
     number = arch.removeprefix("sm_").rstrip("af")
     if not number.isdigit() or int(number) not in _PTX:
         raise TargetError(f"chip {arch!r} is not one of {', '.join(f'sm_{n}' for n in _PTX)}; set ARCH to one of these")
-    return f"+ptx{_PTX[int(number)]}"
+    return f"+ptx{max(least, _PTX[int(number)])}"
 
 
 def _ask_for_queues() -> None:
@@ -101,14 +105,15 @@ class CudaBackend(BaseBackend):
         from flycomm.targets import _cuda_lowering
 
         with module.context, module.operation.location:
-            waves = int(compile_hints.get("waves_per_eu") or 0)
-            _cuda_lowering.lower(module, libdevice=bool(_libdevice()), resident_threads=waves * WAVE * EXECUTION_UNITS)
+            warps = int(compile_hints.get("waves_per_eu") or 0)
+            _cuda_lowering.lower(module, libdevice=bool(_libdevice()), resident_threads=warps * _WARP * EXECUTION_UNITS)
 
     def pipeline_fragments(self, *, compile_hints: dict) -> list[str]:
         from flycomm.targets import _cuda_lowering, _cuda_math
 
         arch = self.target.arch
-        return _cuda_lowering.last_passes(arch, features(arch), _libdevice(), str(_cuda_math.TOOLKIT))
+        wanted = features(arch, int(compile_hints.get("ptx") or 0))
+        return _cuda_lowering.last_passes(arch, wanted, _libdevice(), str(_cuda_math.TOOLKIT))
 
     def gpu_module_targets(self) -> list[str]:
         return []  # nvvm-attach-target sets the one that counts

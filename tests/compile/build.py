@@ -38,7 +38,8 @@ class Built:
 @lru_cache(maxsize=16)  # what follows each other shares it; hundreds of kernels would fill the memory
 def build(specialization: Specialization, arch: str) -> Built:
     """Compile a specialization, whose launcher launches one kernel."""
-    return build_launcher(specialization.launcher(), specialization.placeholders(), arch)
+    with targets.compiling_for("rocm", arch):  # what it is built for depends on the chip
+        return build_launcher(specialization.launcher(), specialization.placeholders(), arch)
 
 
 def build_launcher(launcher: Any, placeholders: tuple[Any, ...], arch: str) -> Built:

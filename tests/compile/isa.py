@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD GPU assembly as data: functions, basic blocks, loops, and where an address comes from.
 
-Reads what LLVM writes for gfx942 and gfx950 (:func:`flycomm.compile._lowered.assembly`). ``isa_rules.py`` says with it
-what compiled kernels must look like.
+Reads what LLVM writes (:func:`flycomm.compile._lowered.assembly`), of gfx12 after :mod:`isa_gfx12`. ``isa_rules.py``
+says with it what compiled kernels must look like.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce
 from heapq import heappop, heappush
 from typing import Any, TypeVar
+
+from isa_gfx12 import is_gfx12, translate
 
 S = TypeVar("S")
 Origins = frozenset[str]
@@ -23,10 +25,11 @@ _SIZES = re.compile(r"dwordx\d+|dword|short|byte|x2")
 _BYTES = {"dword": 4, "short": 2, "byte": 1, "x2": 8}
 _REGISTER = re.compile(r"\b(?:([sva])(?:(\d+)|\[(\d+):(\d+)\])|(vcc(?:_lo|_hi)?)\b)")
 _VCC = {"vcc": ["vcc_lo", "vcc_hi"], "vcc_lo": ["vcc_lo"], "vcc_hi": ["vcc_hi"]}
-_CARRY = re.compile(r"_co_|v_mad_[ui]64|v_div_scale")  # two results: the second is a mask of lanes
+_CARRY = re.compile(r"v_\w+_co_|v_mad_[ui]64|v_div_scale")  # two results: the second is a mask of lanes
 _LANES = ("v_readlane", "v_writelane")  # how scalar registers are spilled: one into each lane of a vector register
 _NO_RESULT = ("s_cmp", "s_bitcmp", "s_waitcnt", "s_barrier", "s_branch", "s_cbranch", "s_endpgm", "s_nop", "s_sleep")
 _NO_RESULT += ("s_setprio", "s_setreg", "s_inst_prefetch", "buffer_inv", "buffer_wbl2", "ds_write")
+_NO_RESULT += ("ds_store", "v_cmpx")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +63,13 @@ class Instruction:
         """Whether it brings back a scalar register that was spilled."""
         return self.opcode.startswith("v_readlane")
 
-    def waits_for_stores(self) -> bool:
+    def waits(self) -> bool:
         """``vmcnt(0)``: this wave's loads and stores are all done."""
         return self.opcode == "s_waitcnt" and "vmcnt(0)" in self.words
+
+    def waits_for_stores(self) -> bool:
+        """They, or with the counter that gfx12 has for them its stores alone."""
+        return self.waits() or (self.opcode == "s_waitcnt" and "storecnt(0)" in self.words)
 
     def is_barrier(self) -> bool:
         return self.opcode == "s_barrier"
@@ -155,7 +162,9 @@ def parse(text: str) -> dict[str, Function]:
     for name, directives in _directives(text).items():
         first = next(number for number, line in enumerate(lines) if line.startswith(f"{name}:"))
         last = next(number for number in range(first, len(lines)) if lines[number].startswith(".Lfunc_end"))
-        functions[name] = Function(name, _blocks(lines, first + 1, last), _kernarg(directives))
+        body = lines[first + 1 : last]
+        code = translate(body) if is_gfx12(text) else ((i, line.split(";")[0].strip()) for i, line in enumerate(body))
+        functions[name] = Function(name, _blocks((first + 2 + i, line) for i, line in code), _kernarg(directives))
     return functions
 
 
@@ -172,17 +181,17 @@ def _kernarg(directives: Sequence[str]) -> int:
     return sum(2 for name in ("dispatch_ptr", "queue_ptr") if values.get(f".amdhsa_user_sgpr_{name}") == "1")
 
 
-def _blocks(lines: Sequence[str], first: int, last: int) -> list[Block]:
+def _blocks(lines: Iterable[tuple[int, str]]) -> list[Block]:
+    """Of (number, line) pairs."""
     blocks = [Block("")]
-    for number in range(first, last):
-        line = lines[number].split(";")[0].strip()
+    for number, line in lines:
         if label := re.fullmatch(r"(\.L\w+):", line):
             if blocks[-1].code or blocks[-1].label:
                 blocks.append(Block(label.group(1)))
             else:
                 blocks[-1].label = label.group(1)
         elif line and not line.startswith("."):
-            blocks[-1].code.append(_instruction(number + 1, line))
+            blocks[-1].code.append(_instruction(number, line))
             if line.startswith(("s_branch", "s_cbranch", "s_endpgm")):
                 blocks.append(Block(""))
     if not blocks[-1].code and not blocks[-1].label:
@@ -329,7 +338,9 @@ def _step(
     if kind:
         loaded = frozenset(f"*{origin}" for origin in where if not origin.startswith("*"))
         return state | dict.fromkeys(results, loaded)
-    if instruction.opcode.startswith(("ds_", "v_cmp", "s_memrealtime", "s_memtime", "s_getreg", "s_getpc")):
+    if instruction.opcode.startswith(
+        ("ds_", "v_cmp", "s_sendmsg", "s_mem", "s_getreg", "s_getpc")
+    ):
         return state | dict.fromkeys(results, NOWHERE)
     sources = instruction.operands[_num_results(instruction.opcode) :]
     return state | dict.fromkeys(results, _origins(_all(sources), state))

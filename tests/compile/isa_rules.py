@@ -119,7 +119,7 @@ def _ways(function: Function, found: Sequence[Access]) -> dict[Instruction, _Way
             return frozenset({(_OPEN, True)})
         if instruction in reads:
             return frozenset((_OPEN, data) for _, data in state)
-        if instruction.waits_for_stores():
+        if instruction.waits():
             return frozenset((_WAITED if level == _OPEN else level, data) for level, data in state)
         return frozenset(map(_meet, state)) if instruction.is_barrier() else state
 

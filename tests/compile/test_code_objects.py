@@ -112,7 +112,7 @@ def test_a_kernel_that_does_not_compile_is_reported_and_left_out(tmp_path: Path)
 
 @pytest.mark.parametrize("arches", [[], ["gfx942", "sm_70"], ["gfx950 "], ["gfx90a"]])
 def test_unknown_arch_is_refused_before_anything_is_written(arches: list[str], tmp_path: Path):
-    with pytest.raises(UsageError, match="gfx942 or gfx950 or sm_90"):
+    with pytest.raises(UsageError, match="gfx942 or gfx950 or gfx1250 or sm_90"):
         ahead.compile_code_objects([Toy("toy", False)], arches, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
