@@ -34,8 +34,9 @@ def budget(
     capabilities = target.capabilities(world.device)
     table = agreed_table(world, capabilities.arch, None)
     lanes = lane_channels(target.runtime.torch_device_type == "cpu", *topk) if topk[1] else {}
-    fused = what.name in tables.FUSED
-    op, reduction = ("all_reduce", "sum") if fused else (what.name, what.reduction or "")
+    name = tables.FUSED[0] if what.name == "mono_ffn" else what.name  # the layer beside separate kernels
+    fused = name in tables.FUSED
+    op, reduction = ("all_reduce", "sum") if fused else (name, what.reduction or "")
 
     def chosen(num_bytes: int) -> list[tables.Row | None] | None:
         try:
@@ -43,7 +44,7 @@ def budget(
         except UsageError:
             return None
         rows = [select(op, reduction, captured, size, "float32", _NO_LIMIT, plan.routes).row for size in sizes]
-        return [*rows, *(plan.routes[what.name, captured] if fused else ())]
+        return [*rows, *(plan.routes[name, captured] if fused else ())]
 
     num_bytes = DEFAULT_MAX_BYTES if capabilities.graphs else _SMALLEST_BUDGET
     while chosen(num_bytes) != chosen(_NO_LIMIT):

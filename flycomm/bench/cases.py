@@ -14,7 +14,8 @@ from flycomm.bench.units import format_bytes, parse_bytes, parse_counts, parse_l
 from flycomm.errors import UsageError
 from flycomm.kernels.topk_exchange import MODES
 
-_NAMES = ("bytes", "rows", "hidden", "columns", "k", "exchange-mode")
+_WORDS = ("exchange-mode", "grid")  # not numbers, and one of each
+_NAMES = ("bytes", "rows", "hidden", "intermediate", "projection", "columns", "k", *_WORDS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--bytes", metavar="A,B", help=f"of a rank's message, or shard, of a collective (default {of_bytes})")
     add("--rows", metavar="A,B", help=f"default {of_norm['rows']}; of a top-k {of_topk['rows']}")
     add("--hidden", metavar="A,B", help=f"all_reduce_norm: elements of a row (default {of_norm['hidden']})")
+    add("--intermediate", metavar="A,B", help="mono_ffn: of the feed-forward layer, on a rank (default 1024)")
+    add("--projection", metavar="A,B", help="mono_ffn: columns of what follows, on a rank (default 2048)")
+    add("--grid", metavar="BxT", help="mono_ffn: blocks and threads a block, as in 128x256")
     add("--columns", metavar="A,B", help=f"of a top-k: scores of a row, on a rank (default {of_topk['columns']})")
     add("--k", metavar="A,B", help=f"of a top-k: how many of a row are selected (default {of_topk['k']})")
     add("--exchange-mode", choices=MODES, help="topk_exchange: every row to all (default), to its owner, or by shard")
@@ -43,7 +47,7 @@ def parse(args: argparse.Namespace) -> tuple[Case, ...]:
     for dtype in parse_list(args.dtype):
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; use these")
-        cases += _of_bytes(chosen["bytes"], dtype) if "bytes" in chosen else _of_rows(chosen, dtype)
+        cases += _of_bytes(str(chosen["bytes"]), dtype) if "bytes" in chosen else _of_rows(chosen, dtype)
     if not cases:
         raise UsageError("no sizes or no dtypes were given; give at least one of each")
     return tuple(dict.fromkeys(cases))
@@ -62,8 +66,9 @@ def _of_bytes(sizes: str, dtype: str) -> list[Case]:
     return cases
 
 
-def _of_rows(chosen: dict[str, str], dtype: str) -> list[Case]:
-    names = [name for name in chosen if name != "exchange-mode"]
+def _of_rows(chosen: dict[str, Any], dtype: str) -> list[Case]:
+    names = [name for name in chosen if name not in _WORDS]
+    said = {name.replace("-", "_"): chosen[name] for name in _WORDS if name in chosen}
     cases = []
     for values in product(*(parse_counts(chosen[name], name) for name in names)):
         shape = dict(zip(names, values, strict=True))
@@ -71,7 +76,8 @@ def _of_rows(chosen: dict[str, str], dtype: str) -> list[Case]:
         if shape.get("k", 0) > width:
             raise UsageError(f"k={shape['k']} is over the {width} columns of a row; give at least as many columns")
         num_bytes = shape["rows"] * width * DTYPES[dtype].itemsize
-        cases.append(Case(num_bytes, dtype, **shape, exchange_mode=chosen.get("exchange-mode")))
+        fields: dict[str, Any] = {**shape, **said}
+        cases.append(Case(num_bytes, dtype, **fields))
     return cases
 
 

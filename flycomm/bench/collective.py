@@ -25,7 +25,7 @@ from flycomm.errors import UsageError
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 SHARE = {"all_reduce": "message", "all_gather": "shard", "reduce_scatter": "shard"}  # what ``bytes`` is the size of
-SHARE |= {"all_reduce_norm": "message", "topk": "scores", "topk_exchange": "scores"}
+SHARE |= {"all_reduce_norm": "message", "topk": "scores", "topk_exchange": "scores", "mono_ffn": "message"}
 
 
 @dataclass(frozen=True)

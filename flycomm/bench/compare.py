@@ -35,6 +35,9 @@ class Key(NamedTuple):
     straggler_us: float | None
     rows: int | None
     hidden: int | None
+    intermediate: int | None
+    projection: int | None
+    grid: str | None
     columns: int | None
     k: int | None
     exchange_mode: str | None

@@ -33,6 +33,7 @@ class Context:
     stream: Any
     collective: Collective
     replay_stream: Any = None
+    timeout: float | None = None  # seconds, of a wait inside a kernel; None: what flycomm.init takes
 
     @property
     def device(self) -> torch.device:

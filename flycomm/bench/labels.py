@@ -16,17 +16,23 @@ def collective(row: Row) -> str:
 
 
 def size(row: Row) -> str:
-    """``"8 KiB"``, ``"4 × 7168"``, or ``"4 × 65536, k 2048"``; empty where nothing has a size."""
+    """``"8 KiB"``, ``"4 × 7168"``, or ``"4 × 65536, k 2048"`` …; empty where nothing has a size."""
     if row["rows"] is None:
         return format_bytes(row["bytes"]) if row["bytes"] else ""
     width = row["columns"] if row["hidden"] is None else row["hidden"]
-    return f"{row['rows']} × {width}" + (f", k {row['k']}" if row["k"] else "")
+    more = [
+        f"{name} {row[key]}"
+        for name, key in (("k", "k"), ("intermediate", "intermediate"), ("projection", "projection"))
+        if row[key]
+    ]
+    return ", ".join([f"{row['rows']} × {width}", *more, *([row["grid"]] if row["grid"] else [])])
 
 
 def series(row: Row) -> str:
     """What the sizes of one line of a plot have in common beside the dtype: of rows the other measures."""
     if row["hidden"] is not None:
-        return f", hidden {row['hidden']}"
+        inner = "".join(f", {key} {row[key]}" for key in ("intermediate", "projection") if row[key])
+        return f", hidden {row['hidden']}{inner}"
     return f", {row['rows']} rows, k {row['k']}" if row["rows"] is not None else ""
 
 

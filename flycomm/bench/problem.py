@@ -23,6 +23,9 @@ class Case:
     dtype: str  # a name of dtypes.REDUCIBLE
     rows: int | None = None
     hidden: int | None = None  # elements of a row to be normed
+    intermediate: int | None = None  # of a feed-forward layer, on a rank
+    projection: int | None = None  # columns of what follows it, on a rank
+    grid: str | None = None  # "128x256" where it is to be chosen and was not left to the subject
     columns: int | None = None  # scores of a row, on a rank
     k: int | None = None
     exchange_mode: str | None = None  # of kernels.topk_exchange.MODES

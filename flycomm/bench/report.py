@@ -38,8 +38,14 @@ def tables(rows: Sequence[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
 def _of_cases(cases: Sequence[Row], bounds: Mapping[int, float]) -> tuple[list[str], list[list[str]]]:
     baselines = unique(row["baseline"] for row in cases if row["baseline"] is not None)
     enqueued = any(row["enqueue_us"] is not None for row in cases)
+    rated = any(row["rate_gb_s"] is not None for row in cases)
     columns = [SHARE[cases[0]["what"]], "dtype", "protocol", "result", "flycomm", "skew"]
-    columns += [*(["enqueue"] if enqueued else []), *baselines, *(["floor"] if bounds else [])]
+    columns += [
+        *(["enqueue"] if enqueued else []),
+        *(["GB/s"] if rated else []),
+        *baselines,
+        *(["floor"] if bounds else []),
+    ]
     by_case: dict[tuple[int, str, str], list[Row]] = {}
     for row in cases:
         by_case.setdefault((row["bytes"], labels.size(row), row["dtype"]), []).append(row)
@@ -49,6 +55,7 @@ def _of_cases(cases: Sequence[Row], bounds: Mapping[int, float]) -> tuple[list[s
         compared = {row["baseline"]: row for row in group}
         line = [size, dtype, last["protocol"], "ok" if last["correct"] else "WRONG"]
         line += [_us(last["us"]), _us(last["skew_us"]), *([_us(last["enqueue_us"])] if enqueued else [])]
+        line += [_us(last["rate_gb_s"])] if rated else []
         line += [_compared(compared.get(name)) for name in baselines]
         lines.append(line + ([_us(bounds.get(num_bytes))] if bounds else []))
     return columns, lines

@@ -5,6 +5,8 @@
 ``what``                 one of ``options.NAMES``, or "floor"
 ``reduction``            "sum", "avg", "max" or "min"; null where that is not to be chosen
 ``rows``, ``hidden``     of all_reduce_norm, elements; ``rows``, ``columns``, ``k`` of a top-k, columns a rank's
+``intermediate``,        of mono_ffn, beside rows and hidden: a rank's; ``grid``: blocks x threads, where it was given
+``projection``
 ``exchange_mode``        of topk_exchange: "all", "owner" or "shard"
 ``target``, ``device``, ``world``, ``dtype``
 ``bytes``                of a rank: the message of an all-reduce, the shard of a gather or scatter, a top-k's scores
@@ -13,6 +15,7 @@
 ``mode``, ``replay_on``  "graph" or "eager"; the stream of replays, "own" or "default"
 ``straggler_us``         one rank, another each time, came to each call this late; nothing is subtracted
 ``us``, ``skew_us``      median of the slowest rank; how much slower it is than the fastest
+``rate_gb_s``            bytes that a rank has to read at least (weights) over ``us``; null where that is not known
 ``spread_us``            how wide the middle half of the slowest rank's repeats is
 ``enqueue_us``           CPU time until a call returns, median, slowest rank; in mode eager
 ``baseline``             by name, with ``baseline_us``, ``baseline_spread_us`` and ``baseline_enqueue_us``
@@ -47,6 +50,9 @@ KEYS = (
     "dtype",
     "rows",
     "hidden",
+    "intermediate",
+    "projection",
+    "grid",
     "columns",
     "k",
     "exchange_mode",
@@ -58,6 +64,7 @@ KEYS = (
     "skew_us",
     "spread_us",
     "enqueue_us",
+    "rate_gb_s",
     "baseline",
     "baseline_us",
     "baseline_spread_us",
@@ -70,15 +77,21 @@ KEYS = (
 )
 # Files from before there was more than one reduction, a straggler, a spread or rows lack these.
 _LATER = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
-_LATER |= {"rows", "hidden", "columns", "k", "exchange_mode"}
+_LATER |= {"rows", "hidden", "columns", "k", "exchange_mode", "intermediate", "projection", "grid", "rate_gb_s"}
 
 
 def of_case(
-    common: Mapping[str, Any], case: Case, protocol: str, outcome: Outcome, baselines: Mapping[str, Outcome | None]
+    common: Mapping[str, Any],
+    case: Case,
+    protocol: str,
+    outcome: Outcome,
+    baselines: Mapping[str, Outcome | None],
+    read_bytes: int | None = None,
 ) -> list[Row]:
     """The rows of one case: one a baseline (None: it has no time), or one without a baseline.
 
     ``common`` has what all rows of a run share: what, reduction, target, device, world, mode, commit, command …
+    ``read_bytes``: that a rank reads in a call, for the rate.
     """
     measured = {
         **case.fields(),
@@ -87,6 +100,7 @@ def of_case(
         "skew_us": _rounded(outcome.skew_us),
         "spread_us": _rounded(outcome.spread_us),
         "enqueue_us": _rounded(outcome.enqueue_us),
+        "rate_gb_s": round(read_bytes / outcome.us / 1000, 1) if read_bytes and outcome.us else None,
         "correct": outcome.correct,
         "max_error": outcome.max_error if math.isfinite(outcome.max_error) else None,
     }

@@ -57,7 +57,8 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
         ) as comm,
     ):
         replay = torch.cuda.default_stream(world.device) if stream and settings.replay_on == "default" else None
-        return _measure_all(Context(world, target, comm, group, stream, settings.collective, replay), started, settings)
+        context = Context(world, target, comm, group, stream, settings.collective, replay, settings.timeout)
+        return _measure_all(context, started, settings)
 
 
 def _measure_all(context: Context, started: Started, settings: Settings) -> Report:
@@ -96,7 +97,8 @@ def _measure_all(context: Context, started: Started, settings: Settings) -> Repo
             for name in names:
                 others[name] = None if name in reasons else _against(context, name, problem, settings.method, report)
                 advance(f"{name}, {label}")
-            _add(report, rows.of_case(common, case, protocol, outcome, others), context, settings)
+            read_bytes = subject.read_bytes(case) if subject.read_bytes is not None else None
+            _add(report, rows.of_case(common, case, protocol, outcome, others, read_bytes), context, settings)
         if settings.floors:
             _add(report, _floor_rows(context, common, settings, report), context, settings)
             advance("floors")

@@ -19,6 +19,9 @@ flashinfer_fused      all of it in TensorRT-LLM's one-shot kernel, the better of
 torch_topk            ``torch.topk``
 gloo_gather_topk,     top-k exchange: ``torch.topk``, two all-gathers, ``torch.topk``
 nccl_…, rccl_…
+separate_gloo,        feed-forward layer: torch's matrix products, torch.distributed's all-reduce, torch's norm
+separate_nccl, …_rccl
+separate_flycomm      the same around flycomm's fused all-reduce, residual and norm
 ===================== ==========================================================================================
 
 Which subjects and reductions each does is in its ``does``. None of them is needed: one that is missing, or fails, is
@@ -33,6 +36,7 @@ from functools import partial
 
 from flycomm.bench.baselines.distributed import Gloo, Nccl, NcclWindow, Rccl
 from flycomm.bench.baselines.flashinfer import FlashInferOneShot
+from flycomm.bench.baselines.mono import SeparateFlycomm, SeparateGloo, SeparateNccl, SeparateRccl
 from flycomm.bench.baselines.separate import (
     FlashInferFused,
     FlycommSeparate,
@@ -70,6 +74,10 @@ REGISTRY: dict[str, Variants] = {
     "gloo_gather_topk": (GlooGatherTopk,),
     "nccl_gather_topk": (NcclGatherTopk,),
     "rccl_gather_topk": (RcclGatherTopk,),
+    "separate_gloo": (SeparateGloo,),
+    "separate_nccl": (SeparateNccl,),
+    "separate_rccl": (SeparateRccl,),
+    "separate_flycomm": (SeparateFlycomm,),
 }
 # Not everywhere, or minutes to compile: only when asked for.
 _EXTRA = ("nccl_window", "flashinfer_one_shot", "vllm", "nccl_compiled", "flashinfer_fused")

@@ -7,6 +7,7 @@ reduce_scatter
 all_reduce_norm                    ``norm``: all-reduce + residual + RMSNorm, by ``--rows`` and ``--hidden``
 topk                               ``topk``: of one device, by ``--rows``, ``--columns`` and ``--k``; every rank its own
 topk_exchange                      ``exchange``: over all ranks' scores, the same and ``--exchange-mode``
+mono_ffn                           ``mono``: a feed-forward layer, by ``--rows``, ``--hidden``, ``--intermediate``
 ================================== ==================================================================================
 
 ``best`` is what a top-k must find.
@@ -22,21 +23,23 @@ from flycomm.bench.contender import Contender, Context
 from flycomm.bench.ours import Flycomm
 from flycomm.bench.problem import Case, Checked, Problem
 from flycomm.bench.ranks import DEFAULT_WORLD
-from flycomm.bench.subjects import exchange, norm, topk
+from flycomm.bench.subjects import exchange, mono, norm, topk
 from flycomm.geometry import SYNC, Geometry
 
 
 @dataclass(frozen=True)
 class Subject:
     """``options``: name and default of those that give its sizes. ``protocol`` and ``grid`` of a call: ``(context,
-    case, captured)``; with ``grid`` None there are no floors. ``world``: virtual ranks where no number is given."""
+    case, captured)``; with ``grid`` None there are no floors. ``world``: virtual ranks where no number is given.
+    ``read_bytes``: what a rank has to read in a call, where that bounds it."""
 
     contender: Callable[[], Contender]
     problem: Callable[[Context, Case], Checked]
     protocol: Callable[[Context, Case, bool], str]
     grid: Callable[[Context, Case, bool], Geometry] | None
-    options: dict[str, str]
+    options: dict[str, str | None]
     world: int = DEFAULT_WORLD
+    read_bytes: Callable[[Case], int] | None = None
 
 
 def _protocol(context: Context, case: Case, captured: bool) -> str:
@@ -48,7 +51,7 @@ def _grid(context: Context, case: Case, captured: bool) -> Geometry:
     return SYNC if row is None else row.geometry
 
 
-_TOPK = {"rows": "1,16", "columns": "65536", "k": "2048"}
+_TOPK: dict[str, str | None] = {"rows": "1,16", "columns": "65536", "k": "2048"}
 _COLLECTIVE = Subject(Flycomm, Problem, _protocol, _grid, {"bytes": "2KiB,8KiB,32KiB,128KiB"})
 
 SUBJECTS: dict[str, Subject] = {
@@ -67,5 +70,13 @@ SUBJECTS: dict[str, Subject] = {
         exchange.protocol,
         None,
         {**_TOPK, "exchange-mode": "all"},
+    ),
+    "mono_ffn": Subject(
+        mono.FlycommMono,
+        mono.MonoProblem,
+        mono.protocol,
+        None,
+        {"rows": "1,2,4", "hidden": "6144", "intermediate": "1024", "projection": "2048", "grid": None},
+        read_bytes=mono.weight_bytes,
     ),
 }
