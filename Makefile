@@ -11,6 +11,8 @@ TORCH ?= torch==2.13.0
 WORKERS ?= 2
 TESTS ?= tests
 BENCH ?= all_reduce
+# gpu-test's results, and (with .tar.gz behind it) the archive of all that a report needs
+REPORT ?= gpu-report
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -31,7 +33,7 @@ $(INSTALLED): pyproject.toml tools/setup_venv.py $(wildcard csrc_shim/*)
 	@touch $@
 
 # Virtual ranks want torch's kernels loaded before one of them waits (docs/facts.md); read when CUDA starts.
-demo bench: export CUDA_MODULE_LOADING ?= EAGER
+demo bench gpu-test: export CUDA_MODULE_LOADING ?= EAGER
 
 demo: $(INSTALLED)  ## two ranks on the best target found: a checked all-reduce and a latency table
 	$(PY) examples/01_all_reduce.py
@@ -43,8 +45,15 @@ test: $(INSTALLED)  ## the quick set, on the host target (10 minutes at most on 
 test-full: $(INSTALLED)  ## all that needs no GPU
 	$(PY) -m pytest -m "not gpu and not rocm" -n $(WORKERS) $(TESTS)
 
-gpu-test: $(INSTALLED)  ## the GPU tests, and the host tests on the GPU
-	env -u FLYCOMM_TARGET $(PY) -m pytest --target auto -p no:xdist -m "not host_only" $(wildcard tests/gpu) tests/host
+gpu-test: $(INSTALLED)  ## on a GPU: doctor, litmus, the tests, a short benchmark; one archive, also of failures
+	@mkdir -p $(REPORT) && rm -f $(REPORT).tar.gz $(addprefix $(REPORT)/,litmus.json tests.xml bench.jsonl)
+	@unset FLYCOMM_TARGET; $(PY) -m flycomm doctor; status=0; \
+	$(PY) -m flycomm litmus --json $(REPORT)/litmus.json || status=$$?; \
+	$(PY) -m pytest --target auto -p no:xdist -m "not host_only" --junitxml $(REPORT)/tests.xml \
+	  $(wildcard tests/gpu) tests/host || status=$$?; \
+	$(PY) -m flycomm bench all_reduce --bytes 8KiB,1MiB --repeats 20 --json $(REPORT)/bench.jsonl || status=$$((status ? status : 1)); \
+	$(PY) -m flycomm doctor --json --archive $(REPORT).tar.gz --add $(REPORT) >/dev/null \
+	  && echo "to send with a report: $(REPORT).tar.gz"; exit $$status
 
 lint: $(INSTALLED)  ## ruff and mypy
 	$(PY) -m ruff check .
@@ -66,5 +75,5 @@ docs: .venv/.docs  ## build the documentation into site/
 	@touch $@
 
 clean:  ## back to a fresh clone, .venv included
-	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis flycomm/libflycomm_shim.so
+	rm -rf .venv build dist site gpu-report gpu-report.tar.gz .pytest_cache .mypy_cache .ruff_cache .hypothesis flycomm/libflycomm_shim.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m flycomm doctor``: what flycomm finds on this machine, and what is missing for each target."""
+"""What flycomm finds on this machine, as plain data: a section each, none of which stops the others."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import platform
 import shutil
@@ -15,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from flycomm import __version__, _console, env, targets
+from flycomm import __version__, env, targets
+from flycomm.doctor.topology import topology
 from flycomm.errors import CommError, UsageError
 from flycomm.targets import _rocm_toolkit
 
@@ -25,16 +25,6 @@ _MPI_LAUNCHERS = ("mpirun", "mpiexec")
 _FAULTS = (CommError, OSError, RuntimeError, ImportError, AttributeError, ValueError)
 
 
-def main(as_json: bool) -> int:
-    """Print the report; 0 if at least one target can run kernels here, else 1."""
-    report = collect()
-    if as_json:
-        _console.write(json.dumps(report, indent=1))
-    else:
-        show(report)
-    return 0 if any(target["ok"] for target in report["targets"]) else 1
-
-
 def collect() -> dict[str, Any]:
     """The whole report as plain data. Opens the drivers; never raises for what is missing or broken."""
     found = [_target(name) for name in targets.NAMES]
@@ -42,6 +32,7 @@ def collect() -> dict[str, Any]:
         "versions": _guarded(_versions),
         "targets": found,
         "peer_access": _guarded(lambda: _peer_access(found)),
+        "topology": _guarded(topology),
         "shared_memory": _guarded(_shared_memory),
         "memory_sharing": _guarded(lambda: _memory_sharing(found)),
         "amd_linker": _guarded(_amd_linker),
@@ -70,10 +61,30 @@ def _versions() -> dict[str, str | None]:
         "flycomm": __version__,
         "flydsl": _package("flydsl"),
         "torch": _package("torch"),
+        "torch_built_for": _torch_built_for(),
         "numpy": _package("numpy"),
         "python": platform.python_version(),
         "system": platform.platform(),
+        "rocm": _first_line("/opt/rocm/.info/version"),
+        "amdgpu_driver": _first_line("/sys/module/amdgpu/version"),
+        "nvidia_driver": _first_line("/proc/driver/nvidia/version"),
     }
+
+
+def _torch_built_for() -> str:
+    try:
+        from torch import version as built
+    except (ImportError, OSError) as error:
+        return str(error)
+    found = (("ROCm", built.hip), ("CUDA", built.cuda))
+    return next((f"{name} {number}" for name, number in found if number), "CPU")
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().partition("\n")[0]
+    except OSError:
+        return None
 
 
 def _target(name: str) -> dict[str, Any]:
@@ -162,92 +173,3 @@ def _channels(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return budget
-
-
-def show(report: dict[str, Any]) -> None:
-    """Write the report as tables."""
-    _pairs("Versions", report["versions"])
-    _console.table(
-        "Targets",
-        ("target", "usable", "why"),
-        [(one["name"], _yes(one["ok"]), one["reason"]) for one in report["targets"]],
-    )
-    devices = [(one["name"], device) for one in report["targets"] for device in one["devices"]]
-    if devices:
-        _console.table(
-            "Devices",
-            ("target", "device", "name", "arch", "warp", "units", "memory", "clock", "graphs"),
-            [_device_row(target, device) for target, device in devices],
-        )
-    _show_peers(report["peer_access"])
-    _pairs("Shared memory", report["shared_memory"])
-    _pairs("Memory sharing between processes", report["memory_sharing"])
-    _pairs("Linker for AMD code objects", report["amd_linker"])
-    _pairs("MPI", report["mpi"])
-    _console.table(
-        "Environment",
-        ("variable", "value", "set", "meaning"),
-        [
-            (one["name"], str(one.get("error", one["value"])), _yes(one["set"]), one["meaning"])
-            for one in report["environment"]
-        ],
-    )
-    _records("Channels of a communicator with init's defaults", report["channels"])
-
-
-def _device_row(target: str, device: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        target,
-        str(device["device"]),
-        device["device_name"],
-        device["arch"],
-        str(device["warp_size"]),
-        str(device["compute_units"]),
-        _bytes(device["memory_bytes"]),
-        f"{device['clock_hz'] / 1e6:g} MHz",
-        _yes(device["graphs"]),
-    )
-
-
-def _show_peers(matrix: Any) -> None:
-    if isinstance(matrix, dict):
-        _pairs("Peer access", matrix)
-    elif matrix:
-        columns = ("device", *map(str, range(len(matrix))))
-        _console.table("Peer access", columns, [(str(a), *map(_yes, row)) for a, row in enumerate(matrix)])
-
-
-def _pairs(title: str, found: dict[str, Any]) -> None:
-    _console.table(title, ("what", "found"), [(key, _text(key, value)) for key, value in found.items()])
-
-
-def _records(title: str, found: Any) -> None:
-    if isinstance(found, dict):
-        _pairs(title, found)
-    elif found:
-        _console.table(
-            title,
-            [key.removesuffix("_bytes") for key in found[0]],
-            [[_text(key, value) for key, value in one.items()] for one in found],
-        )
-
-
-def _text(key: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, list):
-        return " ".join(value)
-    return _bytes(value) if key.endswith("_bytes") else str(value)
-
-
-def _bytes(number: int) -> str:
-    size = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
