@@ -11,11 +11,26 @@ from flycomm.ops.registry import lookup
 _GROUP = 128  # elements that share a scale
 
 
+def normed_like(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs without data for (…, hidden) ``rows``: normed, residual."""
+    like = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    return like, torch.empty_like(like)
+
+
+def quantized_like(
+    rows: torch.Tensor, quantize: str, group_name: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Outputs without data for (…, hidden) ``rows``: codes, scales, residual."""
+    codes = rows.new_empty(rows.shape, dtype=lookup(group_name).fp8)
+    groups = {"static": (1,), "token": rows.shape[:-1]}.get(quantize, (*rows.shape[:-1], -(-rows.shape[-1] // _GROUP)))
+    scales = rows.new_empty(groups, dtype=torch.float32)
+    return codes, scales, torch.empty_like(rows, memory_format=torch.contiguous_format)
+
+
 def _normed(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, gemma: bool, group_name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    like = torch.empty_like(input, memory_format=torch.contiguous_format)
-    return like, torch.empty_like(like)
+    return normed_like(input)
 
 
 def _quantized(
@@ -28,12 +43,7 @@ def _quantized(
     gemma: bool,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    codes = input.new_empty(input.shape, dtype=lookup(group_name).fp8)
-    groups = {"static": (1,), "token": input.shape[:-1]}.get(
-        quantize, (*input.shape[:-1], -(-input.shape[-1] // _GROUP))
-    )
-    scales = input.new_empty(groups, dtype=torch.float32)
-    return codes, scales, torch.empty_like(input, memory_format=torch.contiguous_format)
+    return quantized_like(input, quantize, group_name)
 
 
 @op(

@@ -18,6 +18,9 @@ from flycomm.channel import FRAGMENT_BYTES
 from flycomm.primitives.access import load_fragment, store_fragment
 from flycomm.primitives.call import Call
 
+Load = Callable[[Any], Sequence[Any]]
+"""``load(row)``: this thread's fragments of row ``row`` (i32), of ``rows.element``, zeros past its end."""
+
 
 class Rows:
     """A block's rows of ``(rows, hidden)`` matrices of ``element``. Trace-time only.
@@ -27,14 +30,15 @@ class Rows:
     """
 
     def __init__(self, rows: Any, hidden: Any, element: Any, each: int, blocks: int, threads: int):
-        per = FRAGMENT_BYTES * 8 // element.width
+        self.per = FRAGMENT_BYTES * 8 // element.width  # elements of a fragment
         self.rows = rows
         self.element = element
         self.each = each
         self.threads = threads
         self.blocks = fx.Int32(blocks)
         self.block = fx.Int32(fx.block_idx.x)
-        self.fragments = hidden // fx.Int32(per)
+        self.fragments = hidden // fx.Int32(self.per)
+        self.row_bytes = fx.Int64(self.fragments) * fx.Int64(FRAGMENT_BYTES)
         self.places = [fx.Int32(fx.thread_idx.x) + fx.Int32(k * threads) for k in range(each)]
         self.inside = [place < self.fragments for place in self.places]
         self.first = self.block * fx.Int32(threads) + fx.Int32(fx.thread_idx.x)
@@ -60,22 +64,33 @@ class Rows:
         ]
 
 
+def load_places(rows: Rows, base: Any, element: Any = None) -> list[Any]:
+    """This thread's fragments of the row that begins at ``base`` (i64); past its end, those with which it begins.
+
+    ``element``: of this row, if it is wider than ``rows.element``; a vector has as many elements all the same.
+    """
+    element = element or rows.element
+    size = FRAGMENT_BYTES * element.width // rows.element.width
+    loaded = []
+    for place, inside in zip(rows.places, rows.inside, strict=True):
+        at = base + fx.Int64(inside.select(place, fx.Int32(0))) * fx.Int64(size)
+        parts = [load_fragment(at + fx.Int64(part), element) for part in range(0, size, FRAGMENT_BYTES)]
+        loaded.append(parts[0].shuffle(parts[1], list(range(rows.per))) if len(parts) == 2 else parts[0])
+    return loaded
+
+
+def zero_past_the_end(rows: Rows, values: Sequence[Any]) -> list[Any]:
+    zero = fx.Vector.filled(values[0].numel, 0.0, values[0].dtype)
+    return [inside.select(value, zero) for inside, value in zip(rows.inside, values, strict=True)]
+
+
 def load_row(rows: Rows, address: Any, row: Any, element: Any = None) -> list[Any]:
     """This thread's fragments of row ``row`` (i32) of the matrix at ``address`` (i64); zeros past its end.
 
-    ``element``: of this matrix, if it is wider than ``rows.element``; a vector has as many elements all the same.
+    ``element``: of this matrix, if it is wider than ``rows.element``; as in :func:`load_places`.
     """
-    element = element or rows.element
-    halves = element.width // rows.element.width
-    loaded = []
-    for offset, inside in zip(rows.offsets(row), rows.inside, strict=True):
-        base = address + offset * fx.Int64(FRAGMENT_BYTES * halves)
-        parts = [load_fragment(base + fx.Int64(FRAGMENT_BYTES * half), element) for half in range(halves)]
-        value = parts[0]
-        if halves == 2:
-            value = parts[0].shuffle(parts[1], list(range(2 * parts[0].numel)))
-        loaded.append(inside.select(value, fx.Vector.filled(value.numel, 0.0, element)))
-    return loaded
+    size = rows.row_bytes * fx.Int64((element or rows.element).width // rows.element.width)
+    return zero_past_the_end(rows, load_places(rows, address + fx.Int64(row) * size, element))
 
 
 @flyc.jit
@@ -100,11 +115,35 @@ def post_row(rows: Rows, call: Call, post: Callable[[Call, Any, Any], None], row
 
 
 @flyc.jit
-def each_row(rows: Rows, body: Callable[[Any, Any], None], turns: int = 0) -> None:
-    """``body(row, turn)`` for every row (i32) of the block; ``turn`` (i32) begins at 0 and grows by ``turns``."""
+def post_rows(rows: Rows, load: Load, post: Callable[[Any, Any], None]) -> Any:
+    """``post(row, load(row))`` for every row (i32) of the block, in order; returns the fragments of the first.
+
+    These stay in registers for :func:`finish_rows`: with no more rows than blocks, as in decode, a row is loaded once.
+    Of further ones, whose number no compiler knows, it loads again what then is in the caches. Zeros without a row.
+    """
+    first = [fx.Vector.filled(rows.per, 0.0, rows.element) for _ in rows.places]
+    row = rows.block
+    while row < rows.rows:
+        own = load(row)
+        post(row, own)
+        begins = row == rows.block
+        first = [begins.select(new, old) for new, old in zip(own, first, strict=True)]
+        row = row + rows.blocks
+    return first
+
+
+@flyc.jit
+def finish_rows(rows: Rows, first: Any, load: Load, body: Callable[[Any, Any, Any], None], turns: int) -> None:
+    """``body(row, turn, own)`` for every row (i32) of the block, in order; ``own`` is ``first``, then ``load(row)``.
+
+    ``turn`` (i32) begins at 0 and grows by ``turns``. ``load`` gives the bits that :func:`post_rows` posted.
+    """
     row = rows.block
     turn = fx.Int32(0)
+    own = first
     while row < rows.rows:
-        body(row, turn)
+        body(row, turn, own)
         turn = turn + fx.Int32(turns)
         row = row + rows.blocks
+        if row < rows.rows:
+            own = load(row)

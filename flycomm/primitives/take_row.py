@@ -7,7 +7,7 @@ from typing import Any
 import flydsl.expr as fx
 
 from flycomm.channel import FRAGMENT_BYTES, PACKETS_BYTES
-from flycomm.primitives import fragment, packet, sentinel
+from flycomm.primitives import fragment, packet, sentinel, trace
 from flycomm.primitives.call import Call, staging
 from flycomm.primitives.peers import in_rank_order, peer_rank, segment
 from flycomm.primitives.poll import until_arrived
@@ -57,7 +57,9 @@ def _take_marked(call: Call, verbs: Any, own: Sequence[Any], slots: Sequence[Any
             rest = rest | inside[i // each % n].select(lacks, fx.Uint32(0))
         return rest
 
+    trace.begin(call, "take", slots[0])
     words, ok = until_arrived(call, phase, lambda: verbs._load(addresses), missing)
+    trace.end(call, "take")
     totals = []
     for k in range(n):
         theirs = []

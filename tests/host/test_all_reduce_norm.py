@@ -57,7 +57,7 @@ class Fused:
         if scales is None:
             scales = torch.full((rows, -(-hidden // 128)), 7.0, device=x.device)
         addresses = [t.data_ptr() for t in (x, residual, weight, residual_out, out, codes, scales)]
-        self.kernel(self.peers, 1, *addresses, rows, hidden, EPS, self.comm.stream())
+        self.kernel(self.peers, 1, *addresses, 0, 0, 0, rows, hidden, EPS, self.comm.stream())
         return residual_out, out, codes, scales
 
     def __call__(self, *args, **options):

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import pytest
 import torch
 
 import flycomm.ops  # noqa: F401  (registers the ops)
+from flycomm import tables, targets
 from flycomm.dtypes import REDUCIBLE
 from flycomm.errors import UsageError
 from tests.host.norm_reference import quantize, rms_norm, rms_norm_exact
@@ -33,7 +39,7 @@ def test_fused_where_the_table_has_a_row(world, dtype, gemma):
     def body(comm):
         for seed, (rows, hidden) in enumerate(((1, 512), (3, 1024), (16, 256), (48, 64))):
             x, residual, weight = inputs(comm, rows, hidden, DTYPES[dtype], seed)
-            assert comm._fused.row_for(x.dtype, rows, hidden, False) is not None
+            assert comm.plan_rms_norm(x.dtype, rows, hidden).row is not None
             normed, out = comm.all_reduce_rms_norm(x, residual, weight, EPS, gemma)
             total = added(comm, rows, hidden, DTYPES[dtype], residual, seed)
             assert same_bits(out.cpu(), total.to(x.dtype))
@@ -58,6 +64,62 @@ def test_separate_kernels_where_it_has_none(shape):
     run(2, body, **ENOUGH)
 
 
+@cache
+def table(largest, all_reduce="flags"):
+    """Path of a table whose one kernel takes up to ``largest`` bytes, on a grid of fewer blocks than rows."""
+    arch = targets.pick().capabilities(0).arch
+    protocols = {"all_reduce": all_reduce}
+    rows = [tables.Row(op, (1, 8), "any", None, protocols.get(op, "flags"), 8, 64, 1 << 18) for op in tables.OPS]
+    fused = tables.Row(tables.FUSED[0], (1, 8), "any", largest, "flags", 8, 64, 1 << 18)
+    path = Path(tempfile.mkdtemp(dir=os.environ["FLYDSL_RUNTIME_CACHE_DIR"])) / "table.json"  # goes with that
+    path.write_text(tables.Table(arch, "made", "for a test", (*rows, fused)).to_json())
+    return path
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 48, 100])
+def test_the_table_decides_up_to_which_rows_it_is_one_kernel(rows):
+    """The same contract on both sides: equal sums, and norms that differ by a rounding at most."""
+    hidden, dtype, most = 136, torch.bfloat16, 17
+
+    def body(comm, fused):
+        x, residual, weight = inputs(comm, rows, hidden, dtype)
+        assert (comm.plan_rms_norm(dtype, rows, hidden).protocol == "flags") == fused
+        normed, out = (one.cpu() for one in comm.all_reduce_rms_norm(x, residual, weight, EPS))
+        total = added(comm, rows, hidden, dtype, residual)
+        assert same_bits(out, total.to(dtype))
+        want = rms_norm(total, weight.cpu(), EPS, REDUCIBLE["bf16"].per_fragment).to(dtype)
+        assert same_bits(normed, want) if fused else torch.allclose(normed, want, rtol=2**-7, atol=0)
+
+    run(2, body, True, table=table(1 << 18))
+    run(2, body, rows <= most, table=table(most * hidden * dtype.itemsize))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_it_shares_one_channel_with_two_shots_and_gathers(world):
+    """As the shipped tables have it: one grid and capacity by flags for all of them."""
+
+    def body(comm):
+        keys = {key for key in comm._session.channels.peers if key.wire == "flags" and not key.captured}
+        assert len(keys) == 1
+        for seed in range(8):
+            rows, hidden = (1, 3, 17)[seed % 3], (64, 136)[seed % 2]
+            x, residual, weight = inputs(comm, rows, hidden, torch.bfloat16, seed)
+            assert comm.plan_rms_norm(x.dtype, rows, hidden).protocol == "flags"
+            _, out = comm.all_reduce_rms_norm(x, residual, weight, EPS)
+            assert same_bits(out.cpu(), added(comm, rows, hidden, torch.bfloat16, residual, seed).to(x.dtype))
+            if seed % 4:
+                size = 50 + 1000 * seed
+                plan = comm.plan("all_reduce", torch.float32, 4 * size)
+                assert plan.protocol == "two_shot"
+                total = comm.all_reduce(sample(comm, (size,), torch.float32, 50 + seed))
+                assert same_bits(total, rank_order_sum(comm, (size,), torch.float32, 50 + seed))
+            if seed % 3 == 1:
+                parts = [sample(comm, (77,), torch.float32, 80 + seed, rank) for rank in range(world)]
+                assert same_bits(comm.all_gather_into_tensor(parts[comm.rank]), torch.cat(parts))
+
+    run(world, body, table=table(1 << 18, "two_shot"))
+
+
 @pytest.mark.parametrize("how", ["static", "token", "group"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_eight_bits(how, fused):
@@ -65,7 +127,7 @@ def test_eight_bits(how, fused):
 
     def body(comm):
         x, residual, weight = inputs(comm, rows, hidden, torch.bfloat16)
-        assert (comm._fused.row_for(x.dtype, rows, hidden, False) is not None) == fused
+        assert (comm.plan_rms_norm(x.dtype, rows, hidden).row is not None) == fused
         scale = torch.full((1,), 0.03, device=comm.device) if how == "static" else None
         codes, scales, out = comm.all_reduce_rms_norm_quant(x, residual, weight, how, scale, EPS)
         normed, plain = comm.all_reduce_rms_norm(x, residual, weight, EPS)
@@ -118,7 +180,7 @@ def test_bad_input_is_one_sentence():
             (lambda: comm.all_reduce_rms_norm(x, residual, weight[:9]), r"pass \(64,\) of the input's type or float32"),
             (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "row"), "is not one of none, static"),
             (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "static"), "a scale goes with 'static'"),
-            (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "none"), "call all_reduce_rms_norm"),
+            (lambda: comm.all_reduce_rms_norm_quant(x, residual, weight, "none"), "call the op without _quant"),
         ):
             with pytest.raises(UsageError, match=words):
                 call()

@@ -12,7 +12,7 @@ from flycomm import targets
 from flycomm.errors import UsageError
 from flycomm.kernels._launch import null_pointer
 from flycomm.primitives import norm
-from flycomm.primitives.row import Rows, each_row, load_row, store_row
+from flycomm.primitives.row import Rows, finish_rows, load_row, post_rows, store_row
 from tests.host.norm_reference import rms_norm, rms_norm_exact, sum_of_squares
 from tests.ranks import same_bits
 
@@ -45,12 +45,16 @@ def kernel(dtype, weight_dtype, threads, each, gemma, warp, squares, blocks=2):
         source, out = fx.Int64(fx.ptrtoint(x)), fx.Int64(fx.ptrtoint(y))
         weights = load_row(rows, fx.Int64(fx.ptrtoint(w)), fx.Int32(0), FX[weight_dtype])
 
-        def body(row, turn):
-            values = [value.to(fx.Float32) for value in load_row(rows, source, row)]
+        def load(row):
+            return load_row(rows, source, row)
+
+        def body(row, turn, own):
+            values = [value.to(fx.Float32) for value in own]
             normed = result(values, weights, hidden, eps, slots, turn, threads, gemma)
             store_row(rows, out, row, [value.to(element) for value in normed])
 
-        each_row(rows, body, 1)
+        first = post_rows(rows, load, lambda row, own: None)
+        finish_rows(rows, first, load, body, 1)
 
     @flyc.jit
     def launch(

@@ -36,7 +36,7 @@ class _Separate(OfGroup):
 
     def _step(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Pair]:
         """What follows the all-reduce."""
-        return _norm
+        return norm
 
 
 class GlooSeparate(_Separate):
@@ -55,7 +55,7 @@ class NcclCompiled(NcclSeparate):
     name = "nccl_compiled"
 
     def _step(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Pair]:
-        return torch.compile(_norm, dynamic=False)
+        return torch.compile(norm, dynamic=False)
 
 
 class RcclSeparate(_Separate):
@@ -77,7 +77,7 @@ class FlycommSeparate(Contender):
 
     def call(self, index: int) -> Pair:
         x, residual, weight = self._inputs[index]
-        return _norm(self._comm.all_reduce(x, out=self._sums[index]), residual, weight)
+        return norm(self._comm.all_reduce(x, out=self._sums[index]), residual, weight)
 
 
 class FlashInferFused(Contender):
@@ -131,6 +131,6 @@ class FlashInferFused(Contender):
         self._workspace.destroy()
 
 
-def _norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Pair:
+def norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> Pair:
     added = x + residual
     return F.rms_norm(added, weight.shape, weight, EPS), added

@@ -10,15 +10,15 @@ and four roundings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from flycomm import tables
 from flycomm.bench.contender import Contender, Context
 from flycomm.bench.problem import BUFFERS, Case
 from flycomm.bench.reference import DTYPES, Verdict, error_bound, judge, make_input, reduce_in_rank_order, worst
+from flycomm.dispatch import Plan
 from flycomm.geometry import SYNC, Geometry
 
 EPS = 1e-6
@@ -30,6 +30,12 @@ class NormInput(NamedTuple):
     x: torch.Tensor  # (rows, hidden), of this rank
     residual: torch.Tensor  # (rows, hidden), the same on all ranks
     weight: torch.Tensor  # (hidden,), the same on all ranks
+
+
+class Part(NamedTuple):
+    given: tuple[torch.Tensor, ...]  # what a call gets beside residual and weight
+    term: torch.Tensor  # (rows, hidden): what it comes to
+    size: torch.Tensor  # how large what it was made of is: a baseline may be off in proportion
 
 
 class _Expected(NamedTuple):
@@ -48,15 +54,25 @@ class NormProblem:
         assert case.hidden is not None
         dtype, world = DTYPES[case.dtype], context.world.size
         shape = (case.rows, case.hidden)
-        self.inputs: list[NormInput] = []
+        self.inputs: list[Any] = []
         self._expected: list[_Expected] = []
         for buffer in range(BUFFERS):
-            terms = [make_input(rank, buffer, case.rows * case.hidden, dtype).view(shape) for rank in range(world)]
+            parts = [self.part(case, rank, buffer) for rank in range(world)]
             residual = make_input(_RESIDUAL, buffer, case.rows * case.hidden, dtype).view(shape)
             weight = make_input(_WEIGHT, buffer, case.hidden, dtype)
-            made = (terms[context.world.rank], residual, weight)
-            self.inputs.append(NormInput(*(one.to(context.device) for one in made)))
-            self._expected.append(expected(terms, residual, weight))
+            made = (*parts[context.world.rank].given, residual, weight)
+            self.inputs.append(self.of(*(one.to(context.device) for one in made)))
+            terms, sizes = [one.term for one in parts], [one.size for one in parts]
+            self._expected.append(expected(terms, residual, weight, sizes))
+
+    of: ClassVar[Callable[..., Any]] = NormInput
+
+    def part(self, case: Case, rank: int, buffer: int) -> Part:
+        """What a rank brings to the sum, on the CPU."""
+        assert case.rows is not None
+        assert case.hidden is not None
+        term = make_input(rank, buffer, case.rows * case.hidden, DTYPES[case.dtype]).view(case.rows, case.hidden)
+        return Part((term,), term, term)
 
     def judge(self, results: dict[int, tuple[torch.Tensor, torch.Tensor]], exact: bool) -> Verdict:
         return worst([verdict for index, found in results.items() for verdict in self._judge(index, found, exact)])
@@ -70,8 +86,10 @@ class NormProblem:
         )
 
 
-def expected(terms: Sequence[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor) -> _Expected:
-    """Of CPU tensors, ``terms`` one a rank."""
+def expected(
+    terms: Sequence[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor, sizes: Sequence[torch.Tensor]
+) -> _Expected:
+    """Of CPU tensors, ``terms`` and ``sizes`` one a rank."""
     rounding = torch.finfo(residual.dtype)
     least = rounding.smallest_normal * rounding.eps
     added = reduce_in_rank_order(terms).float() + residual.float()
@@ -81,7 +99,7 @@ def expected(terms: Sequence[torch.Tensor], residual: torch.Tensor, weight: torc
     size = normed.abs()
     half_a_unit = torch.ldexp(torch.full_like(normed, rounding.eps / 4), normed.frexp().exponent)
     tolerance = half_a_unit + size * _F32_LOSS + least
-    off = error_bound(terms).double() + wide.abs() * rounding.eps
+    off = error_bound(sizes).double() + wide.abs() * rounding.eps
     of_scale = (off * off).mean(-1, keepdim=True).sqrt() * scale  # how far the root of the mean may be off, relatively
     bound = off * scale * factor.abs() + size * (of_scale + 4 * rounding.eps + _F32_LOSS) + least
     return _Expected(added.to(residual.dtype), normed.float(), tolerance.float(), off.float(), bound.float())
@@ -103,20 +121,15 @@ class FlycommNorm(Contender):
         return torch.ops.flycomm.all_reduce_rms_norm(*self._inputs[index], EPS, False, self._comm.group_name)
 
 
-def _row(context: Context, case: Case, captured: bool) -> tables.Row | None:
-    """Of the table, for the one kernel; None where separate ones do it."""
-    return context.comm._fused.row_for(DTYPES[case.dtype], case.rows or 0, case.hidden or 0, captured)
-
-
 def protocol(context: Context, case: Case, captured: bool) -> str:
     """Of the one kernel, or "separate", or "fallback" where the group's own backend makes the sum."""
-    row = _row(context, case, captured)
-    if row is not None:
-        return row.protocol
-    plan = context.comm.plan("all_reduce", DTYPES[case.dtype], case.num_bytes, "sum", captured)
-    return "fallback" if plan.protocol == "fallback" else "separate"
+    return _plan(context, case, captured).protocol
 
 
 def grid(context: Context, case: Case, captured: bool) -> Geometry:
-    row = _row(context, case, captured)
+    row = _plan(context, case, captured).row
     return SYNC if row is None else row.geometry
+
+
+def _plan(context: Context, case: Case, captured: bool) -> Plan:
+    return context.comm.plan_rms_norm(DTYPES[case.dtype], case.rows or 0, case.hidden or 0, captured)
