@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of :mod:`flycomm.kernels.mono_ffn`: what a block does between its waits."""
+"""What mono layers share after a projection (``_mono_products.py``): its all-reduce, residual, RMSNorm's factors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,103 +8,125 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.channel import FRAGMENT_BYTES
-from flycomm.kernels._mono_work import COLUMNS, Work
+from flycomm.kernels._mono_products import in_turns
+from flycomm.kernels._mono_work import COLUMNS, Owned, Work
+from flycomm.kernels._protocols import VERBS
+from flycomm.primitives import fragment, packet
 from flycomm.primitives.access import load_element, load_fragment, store_element, store_fragment
-from flycomm.primitives.activation import silu
 from flycomm.primitives.call import Call
-from flycomm.primitives.dot import GROUP, of_lane, products
+from flycomm.primitives.dot import GROUP
 from flycomm.primitives.norm import add, fold_lanes
 
 
 @flyc.jit
-def _when(condition: Any, body: Callable[[], None]) -> None:
+def when(condition: Any, body: Callable[[], None]) -> None:
+    """``body()`` in the threads for which it holds."""
     if condition:
         body()
 
 
-def gate_up(work: Work, x: Any, weights: Any) -> None:
-    """SiLU(gate) * up into ``work.act``: a tile is one column of both."""
-    inter = work.shape.inter
-    tokens = work.tokens(work.wide, x)
-    for tile, inside in work.gate_up_tiles:
-        pair = [work.wide.row(weights, tile), work.wide.row(weights, tile + fx.Int32(inter))]
-        both = products(work.wide, pair, tokens, work.shape.ahead)
-        gate, up = (of_lane(work.wide, [row[i] for row in both]) for i in range(2))
-        value = silu(gate) * up
-        place = fx.Int64(work.row) * fx.Int64(inter) + fx.Int64(tile)
-        _store(inside & work.present, work.act + place * fx.Int64(2), value.to(fx.BFloat16))
+def store_if(condition: Any, address: Any, value: Any) -> None:
+    when(condition, lambda: store_element(address, value))
 
 
-def _store(condition: Any, address: Any, value: Any) -> None:
-    _when(condition, lambda: store_element(address, value))
-
-
-def down(work: Work, weights: Any, ahead: Sequence[Any]) -> list[Any]:
-    """This lane's fragment of this rank's partial sums, rounded, for every turn."""
-    tokens = work.tokens(work.down, work.act)
-    partials = []
-    for turn in range(len(work.down_tiles)):
-        sums = products(work.down, work.down_rows(weights, turn), tokens, work.shape.ahead, None if turn else ahead)
-        columns = [of_lane(work.down, [row[i] for row in sums]) for i in range(COLUMNS)]
-        partials.append(fx.Vector.from_elements(columns, fx.Float32).to(fx.BFloat16))
-    return partials
-
-
-def _post_one(work: Work, call: Call, verbs: Any, turn: int, fragment: Any) -> None:
-    slot = work.fragment_of(turn)
-    _when(work.mine(turn), lambda: verbs.post(call, fragment, slot))
-
-
-def post(work: Work, call: Call, verbs: Any, partials: Sequence[Any]) -> None:
-    """To every peer; a slot is keyed by row and tile, so the thread that posts one is the one that takes it."""
-    for turn, fragment in enumerate(partials):
-        _post_one(work, call, verbs, turn, fragment)
-
-
-def _fragment_at(matrix: Any, index: Any) -> Any:
+def fragment_at(matrix: Any, index: Any) -> Any:
+    """Address of fragment ``index`` (i32) of the matrix at ``matrix``."""
     return matrix + fx.Int64(index) * fx.Int64(FRAGMENT_BYTES)
 
 
-def load_residual(work: Work, residual: Any, norm_weight: Any) -> list[Any]:
-    """For every turn, this lane's fragments of the residual and of the norm's weight."""
+def _post_one(work: Work, call: Call, verbs: Any, own: Owned, partial: Any) -> None:
+    when(own.mine, lambda: verbs.post(call, partial, own.index))
+
+
+def _load_before(work: Work, residual: Any, norm_weight: Any) -> list[Any]:
+    """For every turn, this thread's fragments of the residual and of the norm's weight."""
     loaded = []
-    for turn, (tile, _) in enumerate(work.down_tiles):
-        addresses = _fragment_at(residual, work.fragment_of(turn)), _fragment_at(norm_weight, tile)
+    for own in work.owned:
+        addresses = fragment_at(residual, own.index), fragment_at(norm_weight, own.tile)
         loaded.append([load_fragment(address, fx.BFloat16) for address in addresses])
     return loaded
 
 
+def _store_weighted(work: Work, index: Any, weighted: Any) -> None:
+    """Eight elements, in as many fragments as they take."""
+    dtype = work.shape.weighted_type
+    each = 8 * FRAGMENT_BYTES // dtype.width
+    rounded, parts = weighted.to(dtype), COLUMNS // each
+    for part in range(parts):
+        values = rounded
+        if parts > 1:
+            values = fx.Vector.from_elements([rounded[part * each + e] for e in range(each)], dtype)
+        store_fragment(fragment_at(work.weighted, index * fx.Int32(parts) + fx.Int32(part)), values)
+
+
+@flyc.jit
+def _made_if(condition: Any, make: Callable[[], Any], otherwise: Any) -> Any:
+    value = otherwise
+    if condition:
+        value = make()
+    return value
+
+
 def _reduce_one(
-    work: Work, call: Call, verbs: Any, turn: int, partial: Any, residual: Any, weight: Any, residual_out: Any
-) -> None:
-    index = work.fragment_of(turn)
+    work: Work, call: Call, verbs: Any, own: Owned, partial: Any, residual: Any, weight: Any, residual_out: Any
+) -> Any:
+    index = own.index
     squares_at = work.squares + fx.Int64(index) * fx.Int64(4)
 
-    def body() -> None:
+    def reduced() -> Any:
         total = verbs.take(call, partial, index).to(fx.BFloat16).to(fx.Float32) + residual.to(fx.Float32)
         square = fx.Float32(0.0)
         for e in range(COLUMNS):
             square = fx.fma(total[e], total[e], square)
-        store_fragment(_fragment_at(residual_out, index), total.to(fx.BFloat16))
-        store_fragment(_fragment_at(work.weighted, index), (total * weight.to(fx.Float32)).to(fx.BFloat16))
+        weighted = total * weight.to(fx.Float32)
+        store_fragment(fragment_at(residual_out, index), total.to(fx.BFloat16))
+        _store_weighted(work, index, weighted)
         store_element(squares_at, square)
+        return weighted
 
-    _when(work.mine(turn), body)
+    return _made_if(own.mine, reduced, fx.Vector.filled(COLUMNS, 0.0, fx.Float32))
 
 
-def reduce(
-    work: Work, call: Call, verbs: Any, partials: Sequence[Any], before: Sequence[Any], residual_out: Any
-) -> None:
-    """The sum over ranks, plus the residual; the row for the norm, and each fragment's sum of squares."""
-    for turn, (partial, (residual, weight)) in enumerate(zip(partials, before, strict=True)):
-        _reduce_one(work, call, verbs, turn, partial, residual, weight, residual_out)
+def all_reduce(
+    work: Work,
+    call: Call,
+    protocol: str,
+    made: Sequence[Any],
+    hidden_by: Callable[[], Any],
+    residual: Any,
+    norm_weight: Any,
+    residual_out: Any,
+) -> tuple[list[Any], Any]:
+    """The sum over ranks of what ``_mono_products.partials`` made, plus the residual; and what is needed to norm it.
+
+    Stores ``residual_out``, the rows times the norm's weight in ``work.weighted``, and each fragment's sum of squares.
+    ``hidden_by()`` loads what hides the link. Returns this thread's fragments of the weighted rows for every turn, f32,
+    and what ``hidden_by`` gave. A slot is keyed by row and tile: the thread that posts one is the one that takes it.
+    """
+    verbs = VERBS[protocol]
+    for own, partial in zip(work.owned, made, strict=True):
+        _post_one(work, call, verbs, own, partial)
+    if protocol == "packets":
+        packet.meet(call)
+    else:
+        fragment.arrive(call)
+    loaded = hidden_by()
+    before = _load_before(work, residual, norm_weight)
+    if protocol == "flags":
+        fragment.wait(call)
+    weighted = [
+        _reduce_one(work, call, verbs, own, partial, own_residual, weight, residual_out)
+        for own, partial, (own_residual, weight) in zip(work.owned, made, before, strict=True)
+    ]
+    return weighted, loaded
 
 
 def norm_factors(work: Work, scales: Any, eps: Any) -> None:
     """``1 / sqrt(mean + eps)`` of every row into shared memory, each by one group, in one order of adding."""
     shape = work.shape
-    for turn in range(-(-shape.rows // shape.groups)):
-        row = work.group + fx.Int32(turn * shape.groups)
+
+    def one(turn: Any, _: Any, kept: Any) -> Any:
+        row = work.group + turn * fx.Int32(shape.groups)
         inside = row < work.rows
         base = work.squares + fx.Int64(inside.select(row, fx.Int32(0))) * fx.Int64(shape.fragments * 4)
         total = fx.Float32(0.0)
@@ -116,6 +138,9 @@ def norm_factors(work: Work, scales: Any, eps: Any) -> None:
         mean = fold_lanes(total, GROUP, add) / fx.Float32(float(shape.hidden))
         scale = fx.Float32(1.0) / fx.sqrt(mean + eps)
         _store_scale(scales, row, scale, inside & (work.lane == fx.Int32(0)))
+        return kept
+
+    in_turns(-(-shape.rows // shape.groups), one)
     fx.gpu.barrier()
 
 
@@ -125,14 +150,6 @@ def _store_scale(scales: Any, row: Any, scale: Any, here: Any) -> None:
         scales[row] = scale
 
 
-def project(work: Work, call: Call, weights: Any, ahead: Sequence[Any], scales: Any, out: Any) -> None:
-    """The next projection of the weighted rows, times each row's factor; NaN if the call failed. A tile: 2 columns."""
-    tokens = work.tokens(work.projection, work.weighted)
-    scale = call.ok.select(scales[work.row], fx.Float32(float("nan")))
-    for turn, (tile, inside) in enumerate(work.projection_tiles):
-        pair = work.projection_rows(weights, turn)
-        both = products(work.projection, pair, tokens, work.shape.ahead, None if turn else ahead)
-        for i in range(2):
-            value = (of_lane(work.projection, [row[i] for row in both]) * scale).to(fx.BFloat16)
-            place = fx.Int64(work.row) * fx.Int64(work.shape.out) + fx.Int64(tile * fx.Int32(2) + fx.Int32(i))
-            _store(inside & work.present, out + place * fx.Int64(2), value)
+def factor(call: Call, scales: Any, row: Any) -> Any:
+    """The norm's factor of token row ``row`` (i32); NaN if the call failed."""
+    return call.ok.select(scales[row], fx.Float32(float("nan")))

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a block of :mod:`flycomm.kernels.mono_ffn` knows: numbers, where things lie, which tiles are its groups'."""
+"""What a block of a mono layer knows: numbers, where things lie, which tiles are its groups'.
+
+Every mono layer has a projection whose sums are reduced over the ranks and then normed; a layer adds what comes before
+and after it (``_mono_ffn_stages.py``, ``_mono_router_stages.py``).
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,23 +11,25 @@ from typing import Any
 import flydsl.expr as fx
 
 from flycomm.primitives import schedule
+from flycomm.primitives.block_product import UNIT, BlockProduct
 from flycomm.primitives.dot import GROUP, Dot
 from flycomm.primitives.ready import MARK_BYTES
 
-COLUMNS = 8  # of the down projection that a tile makes: a fragment of each row
+COLUMNS = 8  # of the reduced projection that a tile makes: a fragment of each row
+HALVES = UNIT // COLUMNS  # fragments of a row that a unit makes
 _LINE = 256  # bytes: parts of the scratch do not share a cache line
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Compile-time numbers, and the layout of the scratch in bytes."""
+    """Compile-time numbers, and the layout of the scratch."""
 
     hidden: int
-    inter: int
-    out: int
+    inner: int  # this rank's: the length of the rows that the reduced projection multiplies
     rows: int
     blocks: int
     threads: int
+    matrix: bool  # by matrix instructions: a block makes a tile; else a group of 32 lanes does
 
     @property
     def groups(self) -> int:
@@ -31,6 +37,7 @@ class Shape:
 
     @property
     def fragments(self) -> int:
+        """Of a row of ``hidden`` bf16; and tiles of the reduced projection."""
         return self.hidden // COLUMNS
 
     @property
@@ -39,72 +46,118 @@ class Shape:
         return 16 if self.rows <= 4 else 8
 
     @property
-    def squares(self) -> int:
-        """(rows, fragments) f32."""
-        return -(-2 * self.blocks * MARK_BYTES // _LINE) * _LINE
+    def weighted_type(self) -> Any:
+        """Of the rows that wait for their norm's factor: what the next projection multiplies."""
+        return fx.BFloat16
 
-    @property
-    def act(self) -> int:
-        """(rows, inter) bf16."""
-        return self.squares + -(-self.rows * self.fragments * 4 // _LINE) * _LINE
+    def parts(self) -> dict[str, int]:
+        """The scratch: name → bytes. Two marks a block, (rows, fragments) f32, (rows, hidden) ``weighted_type``."""
+        return {
+            "marks": 2 * self.blocks * MARK_BYTES,
+            "squares": self.rows * self.fragments * 4,
+            "weighted": self.rows * self.hidden * self.weighted_type.width // 8,
+        }
 
-    @property
-    def weighted(self) -> int:
-        """(rows, hidden) bf16."""
-        return self.act + -(-self.rows * self.inter * 2 // _LINE) * _LINE
+    def place(self, name: str) -> int:
+        """Where a part begins, in bytes."""
+        at = 0
+        for part, num_bytes in self.parts().items():
+            if part == name:
+                return at
+            at += -(-num_bytes // _LINE) * _LINE
+        raise KeyError(name)
 
     @property
     def num_bytes(self) -> int:
-        return self.weighted + self.rows * self.hidden * 2
+        last, num_bytes = list(self.parts().items())[-1]
+        return self.place(last) + num_bytes
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A fragment of a (rows, hidden) matrix that a thread posts, takes and stores. i32; trace-time only."""
+
+    row: Any
+    tile: Any  # which fragment of the row
+    index: Any  # of the matrix: the slot
+    mine: Any  # bool: it exists, and is this thread's
 
 
 class Work:
     """One block's part of the launch. Trace-time only: the tiles of this thread's group, and addresses (i64).
 
-    Lane ``r`` of a group stands for token row ``r`` wherever a tile's result is stored, posted or taken. Rows past
-    ``rows`` (i32) are those of the last one: computed, and stored nowhere but in the scratch.
+    By dot products lane ``r`` of a group stands for token row ``r`` wherever a tile's result is stored, posted or
+    taken. Rows past ``rows`` (i32) are those of the last one: computed, and stored nowhere. ``owned``: this thread's
+    fragments of the reduced rows, one a turn.
     """
 
     def __init__(self, shape: Shape, rows: Any, scratch: Any):
         self.shape = shape
         self.rows = rows
+        self.scratch = scratch
         self.group = fx.Int32(fx.thread_idx.x) // fx.Int32(GROUP)
-        self.marks = scratch
-        self.squares = scratch + fx.Int64(shape.squares)
-        self.act = scratch + fx.Int64(shape.act)
-        self.weighted = scratch + fx.Int64(shape.weighted)
-        self.wide, self.down = Dot(shape.hidden, fx.BFloat16), Dot(shape.inter, fx.BFloat16)
-        self.projection = self.wide
-        self.lane = self.wide.lane
+        self.marks, self.squares, self.weighted = (self.part(name) for name in ("marks", "squares", "weighted"))
+        self.partial = Dot(shape.inner, fx.BFloat16)
+        self.lane = self.partial.lane
         self.present = self.lane < rows
         self.row = self.present.select(self.lane, fx.Int32(0))  # of this lane, or one that exists
-        self.gate_up_tiles = self._walk(shape.inter)
-        self.down_tiles = self._walk(shape.fragments)
-        self.projection_tiles = self._walk(shape.out // 2)
+        self.reduced = self.product(shape.inner, -(-shape.hidden // UNIT)) if shape.matrix else None
+        self.owned = _owned_by_block(self) if shape.matrix else _owned_by_lanes(self)
 
-    def _walk(self, tiles: int) -> list[Any]:
+    def part(self, name: str) -> Any:
+        """Address of a part of the scratch."""
+        return self.scratch + fx.Int64(self.shape.place(name))
+
+    def product(self, length: int, units: int) -> BlockProduct:
+        """Of ``units`` units of weight rows of ``length``, by matrix instructions."""
+        shape = self.shape
+        return BlockProduct(length, shape.rows, units, shape.blocks, shape.threads)
+
+    def walk(self, tiles: int) -> list[Any]:
         return schedule.walk(tiles, self.shape.blocks, self.shape.groups, self.group)
 
-    def tokens(self, dot: Dot, matrix: Any) -> list[Any]:
-        """Addresses of the token rows of the matrix at ``matrix``; of the last one where there are fewer."""
-        last = self.rows - fx.Int32(1)
-        each = [fx.Int32(t) for t in range(self.shape.rows)]
-        return [dot.row(matrix, (t < self.rows).select(t, last)) for t in each]
+    def token(self, dot: Dot, matrix: Any, row: Any) -> Any:
+        """Address of token row ``row`` (i32) of the matrix at ``matrix``; of the last one where there are fewer."""
+        return dot.row(matrix, (row < self.rows).select(row, self.rows - fx.Int32(1)))
 
-    def down_rows(self, matrix: Any, turn: int) -> list[Any]:
-        tile, _ = self.down_tiles[turn]
-        return [self.down.row(matrix, tile * fx.Int32(COLUMNS) + fx.Int32(i)) for i in range(COLUMNS)]
+    def tokens(self, dot: Dot, matrix: Any, first: Any = None, count: int = 0) -> list[Any]:
+        """Of ``count`` rows from row ``first`` (i32) on; of all rows of the class."""
+        each = [fx.Int32(t) for t in range(count or self.shape.rows)]
+        return [self.token(dot, matrix, t if first is None else first + t) for t in each]
 
-    def projection_rows(self, matrix: Any, turn: int) -> list[Any]:
-        tile, _ = self.projection_tiles[turn]
-        return [self.projection.row(matrix, tile * fx.Int32(2) + fx.Int32(i)) for i in range(2)]
+    def turns(self, tiles: int) -> int:
+        return schedule.turns(tiles, self.shape.blocks, self.shape.groups)
 
-    def fragment_of(self, turn: int) -> Any:
-        """Which fragment (i32) of a (rows, hidden) matrix is this lane's."""
-        tile, _ = self.down_tiles[turn]
-        return self.row * fx.Int32(self.shape.fragments) + tile
+    def tile(self, tiles: int, turn: Any) -> tuple[Any, Any]:
+        """What :meth:`walk` gives for ``turn`` (i32)."""
+        position = self.group + turn * fx.Int32(self.shape.groups)
+        return schedule.own_tile(tiles, self.shape.blocks, position)
 
-    def mine(self, turn: int) -> Any:
-        """Whether this lane has a fragment of a row in this turn."""
-        _, inside = self.down_tiles[turn]
-        return inside & self.present
+    def partial_rows(self, matrix: Any, turn: Any) -> list[Any]:
+        """Addresses of the weight rows of a tile of the reduced projection."""
+        tile, _ = self.tile(self.shape.fragments, turn)
+        return [self.partial.row(matrix, tile * fx.Int32(COLUMNS) + fx.Int32(i)) for i in range(COLUMNS)]
+
+
+def _owned(work: Work, row: Any, tile: Any, mine: Any) -> Owned:
+    return Owned(row, tile, row * fx.Int32(work.shape.fragments) + tile, mine)
+
+
+def _owned_by_lanes(work: Work) -> list[Owned]:
+    walk = work.walk(work.shape.fragments)
+    return [_owned(work, work.row, tile, inside & work.present) for tile, inside in walk]
+
+
+def _owned_by_block(work: Work) -> list[Owned]:
+    """A block's fragments in a row: round, unit of the round, token row, half of a unit; dealt out over its threads."""
+    shape, product = work.shape, work.reduced
+    of_unit = shape.rows * HALVES
+    owned = []
+    for turn in range(-(-product.rounds * product.each * of_unit // shape.threads)):
+        place = fx.Int32(fx.thread_idx.x) + fx.Int32(turn * shape.threads)
+        unit, rest = place // fx.Int32(of_unit), place % fx.Int32(of_unit)
+        unit, inside = product.unit(fx.Int32(0), unit)
+        row, tile = rest // fx.Int32(HALVES), unit * fx.Int32(HALVES) + rest % fx.Int32(HALVES)
+        mine = inside & (row < work.rows) & (tile < fx.Int32(shape.fragments))
+        owned.append(_owned(work, mine.select(row, fx.Int32(0)), mine.select(tile, fx.Int32(0)), mine))
+    return owned

@@ -9,9 +9,11 @@
 
 Four stages, one grid; a block does its tiles of each in turn (``primitives/schedule.py``). Between stages blocks meet
 by ready marks, ranks once, in the middle, by fragments. Before each wait a block loads the weights that it needs
-after it: they don't depend on what it waits for. RMSNorm's factor is one number a row, so the projection runs on the
-row without it and its result is multiplied: nobody waits for a norm. Sums are in f32, in an order that depends on the
-shape alone, so the bits of a row depend neither on the batch nor on the grid.
+after it: they don't depend on what it waits for. Products are made by ``primitives/dot`` up to 4 rows, and by matrix
+instructions from 8 on (``primitives/block_product``), or as ``math`` says. RMSNorm's factor is one number a row, so the
+projection runs on the row without it and its result is multiplied: nobody waits for a norm. Sums are in f32, in an
+order that depends on the shape and on how products are made: the bits of a row depend neither on the batch, within
+what has the same ``math``, nor on the grid.
 
 Arguments of a launch: ``(comm, tag, x, residual, gate_up, down, norm_weight, projection, residual_out, out, scratch,
 rows, eps, stream)``. bf16, contiguous, 16-byte aligned: ``x``, ``residual``, ``residual_out`` (rows, hidden), ``out``
@@ -23,7 +25,7 @@ layer's; ``eps`` f32. A staging slot holds ``slot_bytes``. All blocks are reside
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -31,57 +33,57 @@ import flydsl.expr as fx
 
 import flycomm.primitives as fc
 from flycomm.errors import UsageError
+from flycomm.kernels import _mono_ffn_stages as own
 from flycomm.kernels import _mono_stages as stages
 from flycomm.kernels._launch import null_pointer, peers_placeholder
-from flycomm.kernels._mono_work import COLUMNS, Shape, Work
+from flycomm.kernels._mono_layer import MATHS, PROTOCOLS, ROWS, by_matrix, check_layer, slot_bytes
+from flycomm.kernels._mono_products import partials, partials_ahead, shared_sums
+from flycomm.kernels._mono_work import COLUMNS
 from flycomm.kernels._protocols import VERBS
-from flycomm.primitives import packet, ready
-from flycomm.primitives.dot import GROUP, load_ahead
+from flycomm.primitives import ready
+from flycomm.primitives.block_product import UNIT
+from flycomm.primitives.dot import GROUP
 
-ROWS = (1, 2, 4, 8, 16)  # classes: a launch takes up to so many
-PROTOCOLS = ("flags", "packets")
+__all__ = ["MATHS", "PROTOCOLS", "ROWS", "Layer", "build", "scratch_bytes", "slot_bytes"]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What is fixed when the kernel is compiled, beside the grid: elements of a row, and rows at most (of ``ROWS``)."""
+    """What is fixed when the kernel is compiled, beside the grid: elements of a row; rows at most, one of ``ROWS``."""
 
     hidden: int
     inter: int  # this rank's
     out: int  # this rank's
     rows: int
     protocol: str = "packets"
+    math: str = "auto"  # of MATHS: how it multiplies; rows have other bits by "dot" and by "matrix"
 
     def check(self, dtype: str, threads: int) -> None:
         """Raise :class:`UsageError` for what the kernel cannot do."""
-        if dtype != "bf16":
-            raise UsageError(f"dtype {dtype!r} is not bf16, which this layer is in; cast to it")
-        if self.rows not in ROWS or self.protocol not in PROTOCOLS:
-            raise UsageError(
-                f"{self.rows} rows by {self.protocol!r}; take one of {ROWS} rows, by one of {', '.join(PROTOCOLS)}"
-            )
+        check_layer(self, dtype, threads)
         if min(self.hidden, self.inter, self.out) < 1 or self.hidden % 8 or self.inter % 8 or self.out % 2:
             raise UsageError(
                 f"hidden {self.hidden}, inter {self.inter}, out {self.out}: the first two must be multiples of 8, the "
                 "last of 2; pad the weights"
             )
-        if threads < 64 or threads % 64:
-            raise UsageError(f"a block of {threads} threads is not a number of waves; use a multiple of 64")
 
     @property
     def tiles(self) -> dict[str, int]:
-        """Stage → tiles, for ``schedule.task_table``; a tile is what a group of 32 lanes makes at a time."""
+        """Stage → tiles, for ``schedule.task_table``; a tile is what a group of 32 lanes makes at a time, or a block by
+        matrix instructions."""
+        if by_matrix(self):
+            units = self.inter // own.PAIRS, -(-self.hidden // UNIT), -(-self.out // UNIT)
+            return dict(zip(("gate_up", "down", "projection"), units, strict=True))
         return {"gate_up": self.inter, "down": self.hidden // COLUMNS, "projection": self.out // 2}
 
 
-def slot_bytes(layer: Layer) -> int:
-    """Of a staging slot: ``kernel_channels={name: (blocks, slot_bytes(layer))}``."""
-    return layer.rows * layer.hidden * (4 if layer.protocol == "packets" else 2)
-
-
 def scratch_bytes(layer: Layer, blocks: int) -> int:
-    """Of the device memory in which stages hand over: marks, sums of squares, activations, weighted rows."""
-    return Shape(layer.hidden, layer.inter, layer.out, layer.rows, blocks, GROUP).num_bytes
+    """Of the device memory in which stages hand over: marks, sums of squares, weighted rows, activations."""
+    return _shape(layer, blocks, GROUP).num_bytes
+
+
+def _shape(layer: Layer, blocks: int, threads: int) -> own.Shape:
+    return own.Shape(layer.hidden, layer.inter, layer.rows, blocks, threads, by_matrix(layer), layer.out)
 
 
 def _address(pointer: Any) -> Any:
@@ -99,7 +101,7 @@ def build(layer: Layer) -> Callable[[int, str, int, int], tuple[Any, tuple[Any, 
         layer.check(dtype, threads)
         verbs = VERBS[layer.protocol]
         peers = fc.peers_type(world, blocks)
-        shape = Shape(layer.hidden, layer.inter, layer.out, layer.rows, blocks, threads)
+        shape = _shape(layer, blocks, threads)
 
         @flyc.kernel(name=f"mono_ffn_{layer.protocol}", known_block_size=[threads, 1, 1])
         def mono_ffn(
@@ -120,30 +122,28 @@ def build(layer: Layer) -> Callable[[int, str, int, int], tuple[Any, tuple[Any, 
             shared = fx.SharedAllocator()
             scales = shared.allocate(fx.Array[fx.Float32, layer.rows]).peek()
             call = verbs.begin(comm, tag, shared)
-            work = Work(shape, rows, _address(scratch))
+            work = own.Work(shape, rows, _address(scratch))
+            slots = shared_sums(shared, work.products)
             down_at, projection_at = _address(down), _address(projection)
 
-            stages.gate_up(work, _address(x), _address(gate_up))
+            fc.stage(call, "gate_up")
+            own.gate_up(work, _address(x), _address(gate_up), slots)
             ready.mark(call, work.marks, call.block)
-            ahead = load_ahead(work.down, work.down_rows(down_at, 0), shape.ahead)
+            fc.stage(call, "down")
+            ahead = partials_ahead(work, down_at)
             ready.wait(call, work.marks, fx.Int32(0), fx.Int32(blocks))
 
-            partials = stages.down(work, down_at, ahead)
-            stages.post(work, call, verbs, partials)
-            if layer.protocol == "packets":
-                packet.meet(call)
-            else:
-                fc.arrive(call)
-            ahead = load_ahead(work.projection, work.projection_rows(projection_at, 0), shape.ahead)
-            before = stages.load_residual(work, _address(residual), _address(norm_weight))
-            if layer.protocol == "flags":
-                fc.wait(call)
-            stages.reduce(work, call, verbs, partials, before, _address(residual_out))
+            made = partials(work, work.act, down_at, ahead, slots)
+            fc.stage(call, "reduce")
+            hidden_by = partial(own.projection_ahead, work, projection_at)
+            before = _address(residual), _address(norm_weight)
+            _, ahead = stages.all_reduce(work, call, layer.protocol, made, hidden_by, *before, _address(residual_out))
             ready.mark(call, work.marks, fx.Int32(blocks) + call.block)
+            fc.stage(call, "projection")
             ready.wait(call, work.marks, fx.Int32(blocks), fx.Int32(blocks))
 
             stages.norm_factors(work, scales, eps)
-            stages.project(work, call, projection_at, ahead, scales, _address(out))
+            own.project(work, call, projection_at, ahead, scales, _address(out), slots)
             verbs.finish(call)
 
         @flyc.jit

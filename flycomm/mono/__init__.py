@@ -2,8 +2,14 @@
 """Mono kernels: several operations of a model in one launch, their reductions in the middle. See docs/mono_kernels.md.
 
 ``FfnLayer``: gate/up, SiLU, down, all-reduce, residual, RMSNorm and the next projection.
+``AttentionOutLayer``: attention's output projection, all-reduce, residual, RMSNorm, router and top-k: a ``Routed``.
+``Runner``: such a layer or separate kernels, the same on all ranks; ``Step``, ``Rule`` and ``FfnLayout`` or
+``AttentionOutLayout`` tell it what.
 """
 
+from flycomm.mono.attention_out import AttentionOutLayer, Routed
+from flycomm.mono.choice import AttentionOutLayout, FfnLayout, Rule, Step
 from flycomm.mono.ffn import FfnLayer
+from flycomm.mono.runner import Runner
 
-__all__ = ["FfnLayer"]
+__all__ = ["AttentionOutLayer", "AttentionOutLayout", "FfnLayer", "FfnLayout", "Routed", "Rule", "Runner", "Step"]

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mono feed-forward layer on a communicator: its scratch, its residency, its launches."""
+"""The mono feed-forward layer on a communicator."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from flycomm import targets
 from flycomm.communicator import Communicator
-from flycomm.errors import UsageError
-from flycomm.kernels import Specialization
 from flycomm.kernels.mono_ffn import Layer, build, scratch_bytes
-from flycomm.residency import check_resident, resident_blocks
+from flycomm.mono._layer import LayerBase
 
 
-class FfnLayer:
+class FfnLayer(LayerBase):
     """One shape of the layer of :mod:`flycomm.kernels.mono_ffn`, for the weights of any number of layers.
 
     ``comm``: a communicator made with ``kernel_channels={channel: (blocks, slot_bytes(layer))}``; ``layer``: the shape
@@ -25,22 +24,9 @@ class FfnLayer:
     """
 
     def __init__(self, comm: Communicator, channel: str, layer: Layer, threads: int = 256):
-        self.comm = comm
         self.layer = layer
-        self.peers = comm.peers(channel)
-        blocks = self.peers.blocks
-        name = f"mono_ffn_{layer.hidden}_{layer.inter}_{layer.out}_{layer.protocol}_r{layer.rows}"
-        fixed = Specialization(name, build(layer), comm.world_size, "bf16", blocks, threads, 256)
-        self.kernel = comm._session.load(fixed)
-        target, device = targets.active(), comm.device.index or 0
-        ranks = comm._session.ranks_on_device()
-        check_resident(name, blocks, ranks, resident_blocks(self.kernel, target, device))
-        self.scratch = torch.zeros(scratch_bytes(layer, blocks), dtype=torch.uint8, device=comm.device)
-        target.runtime.synchronize(device)
-
-    def reset(self) -> None:
-        """Forget all marks: after ``comm.recover()``, when epochs begin anew. With no launch in flight."""
-        self.scratch.zero_()
+        name = f"mono_ffn_{layer.hidden}_{layer.inter}_{layer.out}_{layer.protocol}_{layer.math}_r{layer.rows}"
+        super().__init__(comm, channel, name, build(layer), layer.rows, partial(scratch_bytes, layer), threads)
 
     def __call__(
         self,
@@ -58,35 +44,17 @@ class FfnLayer:
         layer's. May be captured in a graph. Raises :class:`CommTimeout` when an earlier call's wait gave up, as
         ``comm.check()`` does; every element of a call that failed is right or NaN.
         """
-        self.comm.check()
-        rows, one = x.shape[0], self.layer
-        if not 1 <= rows <= one.rows:
-            raise UsageError(
-                f"{rows} rows are not in 1..{one.rows}; make a layer of a larger class, or split the batch"
-            )
-        wanted = {
-            "x": (x, (rows, one.hidden)),
-            "residual": (residual, (rows, one.hidden)),
-            "gate_up": (gate_up, (2 * one.inter, one.hidden)),
-            "down": (down, (one.hidden, one.inter)),
-            "norm_weight": (norm_weight, (one.hidden,)),
-            "projection": (projection, (one.out, one.hidden)),
+        rows, one, bf16 = x.shape[0], self.layer, torch.bfloat16
+        self._enter(rows)
+        residual_out = torch.empty(rows, one.hidden, dtype=bf16, device=x.device)
+        out = torch.empty(rows, one.out, dtype=bf16, device=x.device)
+        given = {
+            "x": (x, (rows, one.hidden), bf16),
+            "residual": (residual, (rows, one.hidden), bf16),
+            "gate_up": (gate_up, (2 * one.inter, one.hidden), bf16),
+            "down": (down, (one.hidden, one.inter), bf16),
+            "norm_weight": (norm_weight, (one.hidden,), bf16),
+            "projection": (projection, (one.out, one.hidden), bf16),
         }
-        for name, (tensor, shape) in wanted.items():
-            _check(name, tensor, shape, self.comm.device)
-        residual_out = torch.empty_like(residual)
-        out = torch.empty(rows, one.out, dtype=x.dtype, device=x.device)
-        tensors = [tensor for tensor, _ in wanted.values()]
-        addresses = [tensor.data_ptr() for tensor in (*tensors, residual_out, out, self.scratch)]
-        self.kernel(self.peers, 0, *addresses, rows, eps, self.comm.stream())
-        targets.active().raise_pending()
+        self._launch(given, (residual_out, out), rows, eps)
         return out, residual_out
-
-
-def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    fits = tensor.shape == shape and tensor.dtype == torch.bfloat16 and tensor.device == device
-    if not fits or not tensor.is_contiguous() or tensor.data_ptr() % 16:
-        raise UsageError(
-            f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; pass {shape} torch.bfloat16 on "
-            f"{device}, contiguous and 16-byte aligned"
-        )

@@ -13,6 +13,7 @@ import flydsl.expr as fx
 from flycomm.channel import REASONS, signal_offset
 from flycomm.epoch import in_step
 from flycomm.primitives import signal as words
+from flycomm.primitives import trace
 from flycomm.primitives.access import load_relaxed, wait_own_stores
 from flycomm.primitives.call import Call, advance, fail
 from flycomm.primitives.peers import segment
@@ -47,6 +48,7 @@ def arrive(call: Call) -> None:
     peer-mapped memory only. Does not wait for anybody.
     """
     wait_own_stores()
+    trace.mark(call, "arrive")
     fx.gpu.barrier()
     if fx.const_expr(call.comm.world > 1):
         if _is_partner(call):
@@ -67,6 +69,7 @@ def wait(call: Call, phase: str = "signal", pulled: bool = False) -> Any:
     also fails if a peer has given up by now: that peer may have written its memory before it was read.
     """
     comm = call.comm
+    trace.begin(call, "wait")
     if fx.const_expr(comm.world > 1):
         if _is_partner(call):
             peer, _ = _partner(comm)
@@ -86,6 +89,7 @@ def wait(call: Call, phase: str = "signal", pulled: bool = False) -> Any:
                 expected = other.select(call.tag, call.epoch)
                 fail(call, phase, peer, expected, other.select(words.tag_of(seen), epoch), reason)
     fx.gpu.barrier()
+    trace.end(call, "wait")
     call.ok = call.live & (call.failed[0] == fx.Int32(0))
     advance(call)
     return call.ok

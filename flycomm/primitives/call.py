@@ -8,6 +8,7 @@ import flydsl.expr as fx
 
 from flycomm.channel import PHASES, REASONS, staging_offset, state_offset
 from flycomm.epoch import next_epoch
+from flycomm.primitives import trace
 from flycomm.primitives.access import DEVICE, load_element, pointer, release, store_flag, store_relaxed
 from flycomm.primitives.peers import peer_rank, segment
 
@@ -20,6 +21,7 @@ class Call:
 
     ``comm``, ``block``, ``tag`` as given; ``epoch`` (u32) of this call; ``live`` (bool): the channel is not poisoned;
     ``ok`` (bool): ``live``, and after :func:`flycomm.primitives.barrier.wait` that no wait of this block failed.
+    ``trace``: where this block's records go, None in a kernel that makes none.
     ``entered`` (u32): the epoch in the state when the kernel began; ``found`` (u32): what thread 0 found there when it
     advanced it; ``last`` (bool, or None for a kernel of one call): no call of the channel follows in this kernel.
     """
@@ -35,10 +37,14 @@ class Call:
         self.entered = previous
         self.found = previous
         self.last: Any = None
+        self.trace: Any = None
 
 
 def again(call: Call, previous: Any, ok: Any, last: Any) -> Call:
-    """The call after that of epoch ``previous`` (u32) of the same channel in the same kernel (flags only).
+    """The call after that of epoch ``previous`` (u32) of the same channel in the same kernel.
+
+    For flags, and for words that every thread sends and takes in every one of these calls
+    (:mod:`flycomm.primitives.digits`); who does not ``wait`` advances the state with the last of them.
 
     ``call`` is what :func:`begin` gave, before any ``wait`` of it; ``ok`` (bool) is the ``ok`` that the call before
     left, which the block agrees on; ``last`` (bool), the same for the whole block: whether the kernel ends with this
@@ -49,6 +55,7 @@ def again(call: Call, previous: Any, ok: Any, last: Any) -> Call:
     following.entered = call.entered
     following.found = call.entered
     following.last = last
+    following.trace = call.trace
     return following
 
 
@@ -79,7 +86,10 @@ def begin(comm: Any, tag: Any = 0, shared: Any = None) -> Any:
     failed = allocator.allocate(fx.Array[fx.Int32, 1]).peek()
     if fx.thread_idx.x == 0:
         failed[0] = fx.Int32(0)
-    return Call(comm, block, fx.Uint32(tag), previous, poisoned == fx.Uint32(0), failed)
+    call = Call(comm, block, fx.Uint32(tag), previous, poisoned == fx.Uint32(0), failed)
+    trace.listen(call)
+    trace.begin(call, "call", call.epoch)
+    return call
 
 
 @flyc.jit
@@ -107,6 +117,7 @@ def finish(call: Call) -> None:
     time, and the channel is poisoned. A call that failed by flags does not advance; after any failure ``recover``
     starts the epochs anew.
     """
+    trace.end(call, "call")
     if call.ok & (fx.thread_idx.x == 0) & (call.found != call.entered):
         fail(call, "enter", call.comm.rank, call.entered, call.found, fx.Int32(REASONS.index("overlap")))
 

@@ -20,6 +20,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.channel import FRAGMENT_BYTES
+from flycomm.primitives import trace
 from flycomm.primitives.access import pull_fragment, push_fragment
 from flycomm.primitives.barrier import arrive, wait
 from flycomm.primitives.call import Call, begin, finish, staging
@@ -47,6 +48,7 @@ def post_to(call: Call, j: int, fragment: Any, slot: Any) -> None:
     ``j`` is a compile-time int, not 0. Contract of :func:`post`; every peer must get something in every call, if only
     the signal of ``arrive``.
     """
+    trace.mark(call, "post", slot)
     if call.live:
         offset = staging(call, call.comm.rank) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
         push_fragment(segment(call.comm, j) + offset, fragment)
@@ -60,6 +62,7 @@ def post(call: Call, fragment: Any, slot: Any) -> None:
     slot to block is the same on all ranks. ``slot`` < ``comm.capacity / 16``. Publishes nothing by itself, waits for
     nothing, writes nothing if the channel is poisoned.
     """
+    trace.mark(call, "post", slot)
     if call.live:
         offset = staging(call, call.comm.rank) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
         for j in fx.range_constexpr(1, call.comm.world):
@@ -72,6 +75,7 @@ def collect(call: Call, fragment: Any, slot: Any) -> Any:
     Called by any thread of the block after ``wait``. ``fragment`` is this rank's own term: it is returned at its
     rank's place and never read back from staging. If ``ok`` is false the terms mean nothing.
     """
+    trace.mark(call, "take", slot)
     comm = call.comm
     base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
     terms = [fragment] if comm.world == 1 else []
@@ -88,6 +92,7 @@ def take_from(call: Call, j: int, dtype: Any, slot: Any) -> Any:
 
     ``j`` is a compile-time int, not 0. Called by any thread of the block after ``wait``.
     """
+    trace.mark(call, "take", slot)
     source = peer_rank(call.comm, j)
     address = segment(call.comm, 0) + staging(call, source) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
     fragment = pull_fragment(address, dtype)

@@ -13,6 +13,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.channel import PACKETS_BYTES
+from flycomm.primitives import trace
 from flycomm.primitives.access import load_pair, store_pair
 from flycomm.primitives.call import Call, advance, begin, finish, staging
 from flycomm.primitives.peers import in_rank_order, peer_rank, segment
@@ -39,6 +40,7 @@ def post_to(call: Call, j: int, fragment: Any, slot: Any) -> None:
 
     ``j`` is a compile-time int, not 0. Contract of :func:`post`; every peer must get something in every call.
     """
+    trace.mark(call, "post", slot)
     if call.live:
         packed = _packets(call, fragment)
         address = segment(call.comm, j) + _place(call, slot)
@@ -53,6 +55,7 @@ def post(call: Call, fragment: Any, slot: Any) -> None:
     Called by one thread, after ``begin``; at most once a slot and call; the same thread takes it. Orders nothing else.
     ``slot`` < ``comm.capacity / 32``. Writes nothing if the channel is poisoned.
     """
+    trace.mark(call, "post", slot)
     if call.live:
         packed = _packets(call, fragment)
         offset = _place(call, slot)
@@ -93,7 +96,9 @@ def collect(call: Call, fragment: Any, slot: Any) -> Any:
         return [fragment], call.live
     base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(PACKETS_BYTES)
     addresses = [base + staging(call, peer_rank(comm, j)) for j in range(1, comm.world)]
+    trace.begin(call, "take", slot)
     words, ok = until_arrived(call, "packet", lambda: _load(addresses), lambda some: _missing(some, call.epoch))
+    trace.end(call, "take")
     theirs = []
     for j in range(comm.world - 1):
         data = [fx.Uint32(word & fx.Uint64(0xFFFFFFFF)) for word in words[4 * j : 4 * j + 4]]

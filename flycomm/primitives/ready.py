@@ -17,6 +17,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.epoch import arrived
+from flycomm.primitives import trace
 from flycomm.primitives.access import DEVICE, pointer, wait_own_stores
 from flycomm.primitives.call import Call, fail
 from flycomm.primitives.peers import segment
@@ -37,6 +38,7 @@ def mark(call: Call, words: Any, index: Any) -> None:
     made after they had read, or for the next launch.
     """
     wait_own_stores()
+    trace.mark(call, "ready.mark", index)
     fx.gpu.barrier()
     if call.live & (fx.thread_idx.x == 0):
         address = words + fx.Int64(index) * fx.Int64(MARK_BYTES)
@@ -91,8 +93,10 @@ def wait(call: Call, words: Any, first: Any, count: Any) -> Any:
     whole wave may become a scalar one on AMD, and no acquire empties that cache.
     """
     threads, _, _ = fx.gpu.known_block_size()
+    trace.begin(call, "ready.wait", first)
     _poll_own(call, words, first, count, threads)
     fx.gpu.barrier()
+    trace.end(call, "ready.wait")
     call.ok = call.live & (call.failed[0] == fx.Int32(0))
     call.live = call.ok
     return call.ok

@@ -66,11 +66,12 @@ def walk(tiles: int, blocks: int, workers: int, worker: Any, order: str = "conti
     false and ``tile`` is 0: it may load, so that the lanes of a warp stay together, and must store and post nothing.
     Called by every thread; ``tiles``, ``blocks`` and ``workers`` are compile-time ints.
     """
-    block = fx.Int32(fx.block_idx.x)
-    taken = []
-    for turn in range(turns(tiles, blocks, workers)):
-        position = worker + fx.Int32(turn * workers)
-        tile = fx.Int32(tile_at(tiles, blocks, block, position, order))
-        inside = (position < fx.Int32(share(tiles, blocks))) & (tile < fx.Int32(tiles))
-        taken.append((inside.select(tile, fx.Int32(0)), inside))
-    return taken
+    each = range(turns(tiles, blocks, workers))
+    return [own_tile(tiles, blocks, worker + fx.Int32(turn * workers), order) for turn in each]
+
+
+def own_tile(tiles: int, blocks: int, position: Any, order: str = "contiguous") -> tuple[Any, Any]:
+    """The tile at ``position`` (i32) of this block's list in a kernel: ``(tile, inside)`` as of :func:`walk`."""
+    tile = fx.Int32(tile_at(tiles, blocks, fx.Int32(fx.block_idx.x), position, order))
+    inside = (position < fx.Int32(share(tiles, blocks))) & (tile < fx.Int32(tiles))
+    return inside.select(tile, fx.Int32(0)), inside

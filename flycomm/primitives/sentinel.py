@@ -15,6 +15,7 @@ import flydsl.expr as fx
 
 from flycomm.channel import BUFFERS, DIRTY, FRAGMENT_BYTES, SENTINEL, state_offset
 from flycomm.primitives import call as calls
+from flycomm.primitives import trace
 from flycomm.primitives.access import load_element, load_pair, store_element, store_pair
 from flycomm.primitives.call import Call, advance, finish, staging
 from flycomm.primitives.peers import in_rank_order, peer_rank, segment
@@ -56,6 +57,7 @@ def post_to(call: Call, j: int, fragment: Any, slot: Any) -> None:
 
     ``j`` is a compile-time int, not 0. Contract of :func:`post`; every peer must get something in every call.
     """
+    trace.mark(call, "post", slot)
     if call.live:
         low, high = _halves(fragment)
         store_pair(segment(call.comm, j) + _place(call, slot), low, high)
@@ -68,6 +70,7 @@ def post(call: Call, fragment: Any, slot: Any) -> None:
     Called by one thread, after ``begin``; at most once a slot and call; the same thread takes it. Orders nothing else.
     ``slot`` < ``comm.capacity / 16``. Writes nothing if the channel is poisoned.
     """
+    trace.mark(call, "post", slot)
     if call.live:
         low, high = _halves(fragment)
         offset = _place(call, slot)
@@ -123,7 +126,9 @@ def collect(call: Call, fragment: Any, slot: Any) -> Any:
         return [fragment], call.live
     base = segment(comm, 0) + fx.Int64(slot) * fx.Int64(FRAGMENT_BYTES)
     addresses = [base + staging(call, peer_rank(comm, j), _BUFFERS) for j in range(1, comm.world)]
+    trace.begin(call, "take", slot)
     words, ok = until_arrived(call, "sentinel", lambda: _load(addresses), _missing)
+    trace.end(call, "take")
     theirs = [
         fx.Vector.from_elements(words[2 * j : 2 * j + 2], fx.Uint64).bitcast(fragment.dtype)
         for j in range(comm.world - 1)

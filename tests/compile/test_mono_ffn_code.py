@@ -12,7 +12,7 @@ from build import build, needs_linker
 from flycomm.compile import ARCHES
 from flycomm.kernels import Specialization
 from flycomm.kernels import mono_ffn as kernel
-from flycomm.kernels._mono_work import Shape
+from flycomm.kernels._mono_ffn_stages import Shape
 from flycomm.kernels.mono_ffn import Layer
 from flycomm.primitives.dot import GROUP
 from flycomm.primitives.schedule import turns
@@ -53,7 +53,7 @@ def test_code(variant, arch):
 def test_later_weights_are_loaded_before_the_wait(variant, arch):
     """With one turn a stage, what is loaded after the last wait is what was not loaded ahead."""
     layer, _, blocks, threads = variant
-    shape = Shape(layer.hidden, layer.inter, layer.out, layer.rows, blocks, threads)
+    shape = Shape(layer.hidden, layer.inter, layer.rows, blocks, threads, layer.out)
     assert turns(layer.tiles["projection"], blocks, shape.groups) == 1
     code = build(specialization(variant), arch).function.instructions()
     last = max(i for i, one in enumerate(code) if one.invalidates())

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A projection that waits for nobody and for which nobody waits: what a mono layer's blocks do while words travel.
+
+``result = round(x @ weights.T)``: ``x`` (rows, inner), ``weights`` (out, inner), ``result`` (rows, out), bf16. A tile is
+a fragment of each row, eight columns, by a group of 32 lanes; tiles are dealt out over all blocks.
+"""
+
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from flycomm.channel import FRAGMENT_BYTES
+from flycomm.primitives import schedule
+from flycomm.primitives.access import store_fragment
+from flycomm.primitives.dot import GROUP, Dot, load_ahead, of_lane, products
+
+COLUMNS = 8  # of a tile: a fragment of bf16
+
+
+class Projection:
+    """This block's tiles. Trace-time only: addresses are i64, ``rows`` (i32) is at most ``most``, the other are ints."""
+
+    def __init__(
+        self, inner: int, out: int, most: int, blocks: int, threads: int, rows: Any, x: Any, weights: Any, result: Any
+    ):
+        self.dot = Dot(inner, fx.BFloat16)
+        self.out, self.rows, self.weights, self.result = out, rows, weights, result
+        self.fragments = 16 if most <= 4 else 8  # that a lane loads ahead: fewer where sums need the registers
+        last = rows - fx.Int32(1)
+        each = [fx.Int32(t) for t in range(most)]
+        self.tokens = [self.dot.row(x, (t < rows).select(t, last)) for t in each]
+        group = fx.Int32(fx.thread_idx.x) // fx.Int32(GROUP)
+        self.tiles = schedule.walk(out // COLUMNS, blocks, threads // GROUP, group)
+
+    def _rows_of(self, turn: int) -> list[Any]:
+        tile, _ = self.tiles[turn]
+        return [self.dot.row(self.weights, tile * fx.Int32(COLUMNS) + fx.Int32(i)) for i in range(COLUMNS)]
+
+    def ahead(self) -> Any:
+        """The first weights, to be on their way while the block waits."""
+        return load_ahead(self.dot, self._rows_of(0), self.fragments)
+
+    def make(self, ahead: Any) -> None:
+        """All tiles of the block; ``ahead`` by :meth:`ahead`. Every thread calls it."""
+        for turn, (tile, inside) in enumerate(self.tiles):
+            loaded = None if turn else ahead
+            sums = products(self.dot, self._rows_of(turn), self.tokens, self.fragments, loaded)
+            columns = [of_lane(self.dot, [row[i] for row in sums]) for i in range(COLUMNS)]
+            _store(self, tile, inside, fx.Vector.from_elements(columns, fx.Float32).to(fx.BFloat16))
+
+
+@flyc.jit
+def _store(one: Projection, tile: Any, inside: Any, value: Any) -> None:
+    """Lane ``r`` has the fragment of token row ``r``."""
+    if inside & (one.dot.lane < one.rows):
+        place = fx.Int64(one.dot.lane) * fx.Int64(one.out // COLUMNS) + fx.Int64(tile)
+        store_fragment(one.result + place * fx.Int64(FRAGMENT_BYTES), value)

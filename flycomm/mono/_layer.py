@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What mono layers share on a communicator: a compiled kernel, its residency, its scratch, its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flycomm import targets
+from flycomm.communicator import Communicator
+from flycomm.errors import UsageError
+from flycomm.kernels import Specialization
+from flycomm.residency import check_resident, resident_blocks
+
+Given = Mapping[str, tuple[torch.Tensor, tuple[int, ...], torch.dtype]]  # name → tensor, what it must be
+
+
+class LayerBase:
+    """``name`` and ``build`` make the kernel; ``rows``: the most that it takes; ``scratch_bytes``: of how many blocks.
+
+    Collective: compiles, checks residency (:class:`ResidencyError`, with the numbers), allocates the scratch.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        channel: str,
+        name: str,
+        build: Callable[..., Any],
+        rows: int,
+        scratch_bytes: Callable[[int], int],
+        threads: int,
+    ):
+        self.comm = comm
+        self.peers = comm.peers(channel)
+        self._rows = rows
+        blocks = self.peers.blocks
+        fixed = Specialization(name, build, comm.world_size, "bf16", blocks, threads, 256)
+        self.kernel = comm._session.load(fixed)
+        target, device = targets.active(), comm.device.index or 0
+        ranks = comm._session.ranks_on_device()
+        check_resident(name, blocks, ranks, resident_blocks(self.kernel, target, device))
+        self.scratch = torch.zeros(scratch_bytes(blocks), dtype=torch.uint8, device=comm.device)
+        target.runtime.synchronize(device)
+
+    def reset(self) -> None:
+        """Forget all marks: after ``comm.recover()``, when epochs begin anew. With no launch in flight."""
+        self.scratch.zero_()
+
+    def _enter(self, rows: int) -> None:
+        """Before a call: raise what an earlier wait left, and for a number of rows that the layer does not take."""
+        self.comm.check()
+        if not 1 <= rows <= self._rows:
+            raise UsageError(
+                f"{rows} rows are not in 1..{self._rows}; make a layer of a larger class, or split the batch"
+            )
+
+    def _launch(self, given: Given, made: tuple[torch.Tensor, ...], rows: int, eps: float) -> None:
+        """Check what was ``given`` and launch on torch's current stream: inputs, results, scratch, in this order."""
+        for name, (tensor, shape, dtype) in given.items():
+            _check(name, tensor, shape, dtype, self.comm.device)
+        addresses = [tensor.data_ptr() for tensor in (*(one for one, _, _ in given.values()), *made, self.scratch)]
+        self.kernel(self.peers, 0, *addresses, rows, eps, self.comm.stream())
+        targets.active().raise_pending()
+
+
+def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    fits = tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
+    if not fits or not tensor.is_contiguous() or tensor.data_ptr() % 16:
+        raise UsageError(
+            f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; pass {shape} {dtype} on {device}, "
+            "contiguous and 16-byte aligned"
+        )
