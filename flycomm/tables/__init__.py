@@ -21,6 +21,7 @@ from flycomm import env
 from flycomm.channel import MAX_WORLD
 from flycomm.errors import UsageError
 from flycomm.geometry import Geometry
+from flycomm.tables import crossovers
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather")
 FUSED = ("all_reduce_norm",)  # may have rows; what these do not take is done by separate kernels
@@ -67,6 +68,17 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Pays:
+    """Up to ``rows`` token rows (0: never) one launch of a mono kernel beats separate ones, measured at this shape."""
+
+    kernel: str  # "mono_ffn"
+    worlds: tuple[int, int]  # first and last number of ranks
+    hidden: int  # elements of a row
+    inter: int  # elements of a row between the two products, of one rank
+    rows: int
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows in the order in which they are looked at. Made by :func:`parse`, which checks them."""
 
@@ -74,6 +86,8 @@ class Table:
     source: str
     how: str
     rows: tuple[Row, ...]
+    mono: tuple[Pays, ...] = ()
+    indexer: tuple[crossovers.Crossover, ...] = ()
 
     def of(self, op: str, world: int, captured: bool) -> tuple[Row, ...]:
         """The rows for one operation, number of ranks and lane; the last takes every size."""
@@ -82,15 +96,24 @@ class Table:
             row for row in self.rows if row.op == op and row.worlds[0] <= world <= row.worlds[1] and row.mode in modes
         )
 
+    def pays_up_to(self, kernel: str, world: int, hidden: int, inter: int) -> int | None:
+        """The rows up to which a mono kernel pays at this very shape; None if nobody has measured it."""
+        found = (one for one in self.mono if one.worlds[0] <= world <= one.worlds[1])
+        return next((one.rows for one in found if (one.kernel, one.hidden, one.inter) == (kernel, hidden, inter)), None)
+
     def digest(self) -> bytes:
         """Of everything that ranks must have alike to choose alike: 32 bytes."""
         return hashlib.sha256(self.to_json().encode()).digest()
 
     def to_json(self) -> str:
         """What :func:`parse` reads, a row a line."""
-        head = {"arch": self.arch, "source": self.source, "how": self.how}
+        head: dict[str, Any] = {"arch": self.arch, "source": self.source, "how": self.how}
+        if self.mono:
+            head["mono"] = [asdict(one) for one in self.mono]
         rows = ",\n  ".join(json.dumps(asdict(row)) for row in self.rows)
-        return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {rows}\n ]\n}}\n'
+        more = ",\n  ".join(json.dumps(asdict(one)) for one in self.indexer)
+        indexer = f',\n "indexer": [\n  {more}\n ]' if more else ""
+        return json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {rows}\n ]{indexer}\n}}\n'
 
 
 def parse(text: str | bytes, name: str) -> Table:
@@ -98,7 +121,9 @@ def parse(text: str | bytes, name: str) -> Table:
     try:
         data = json.loads(text)
         rows = tuple(_row(one) for one in data["rows"])
-        table = Table(str(data["arch"]), str(data["source"]), str(data["how"]), rows)
+        mono = tuple(_pays(one) for one in data.get("mono", []))
+        indexer = tuple(crossovers.parse(one) for one in data.get("indexer", ()))
+        table = Table(str(data["arch"]), str(data["source"]), str(data["how"]), rows, mono, indexer)
     except (ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{name} is not a dispatch table ({reason}); make one with python -m flycomm tune") from None
@@ -110,10 +135,20 @@ def parse(text: str | bytes, name: str) -> Table:
 def _row(data: dict[str, Any]) -> Row:
     first, last = data["worlds"]
     row = Row(**{**data, "worlds": (first, last)})
-    numbers = [first, last, row.blocks, row.threads, row.capacity, 1 if row.largest is None else row.largest]
+    _whole(first, last, row.blocks, row.threads, row.capacity, 1 if row.largest is None else row.largest)
+    return row
+
+
+def _pays(data: dict[str, Any]) -> Pays:
+    first, last = data["worlds"]
+    one = Pays(**{**data, "worlds": (first, last)})
+    _whole(first, last, one.hidden, one.inter, one.rows)
+    return one
+
+
+def _whole(*numbers: Any) -> None:
     if wrong := [one for one in numbers if type(one) is not int]:
         raise TypeError(f"{wrong[0]!r} is not a whole number")
-    return row
 
 
 def _problems(table: Table) -> Iterable[str]:
@@ -132,6 +167,10 @@ def _problems(table: Table) -> Iterable[str]:
             yield f"{row.op} has no kernel for every size; give the largest that it takes"
         elif (row.protocol not in LOOPING or row.op in FUSED) and (row.largest or 0) > row.capacity:
             yield f"{row.protocol} carries {row.largest} bytes only with that capacity, not {row.capacity}"
+    for one in table.mono:
+        if not 1 <= one.worlds[0] <= one.worlds[1] <= MAX_WORLD or one.rows < 0 or min(one.hidden, one.inter) < 1:
+            yield f"{one} is not within 1..{MAX_WORLD} ranks, with a shape of at least 1 and rows of at least 0"
+    yield from crossovers.problems(table.indexer)
     for op in OPS:
         for world in range(1, MAX_WORLD + 1):
             for captured in (False, True):

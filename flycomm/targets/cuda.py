@@ -44,15 +44,12 @@ def chip(capability: int) -> str:
     return f"sm_{max(known)}"
 
 
-def features(arch: str, least: int = 0) -> str:
-    """The PTX version, as LLVM writes it, for a chip such as ``sm_90`` or ``sm_90a``.
-
-    ``least`` (84 for 8.4): what a kernel's instructions need, from the hint ``ptx`` of its launcher.
-    """
+def features(arch: str) -> str:
+    """The PTX version, as LLVM writes it, for a chip such as ``sm_90`` or ``sm_90a``."""
     number = arch.removeprefix("sm_").rstrip("af")
     if not number.isdigit() or int(number) not in _PTX:
         raise TargetError(f"chip {arch!r} is not one of {', '.join(f'sm_{n}' for n in _PTX)}; set ARCH to one of these")
-    return f"+ptx{max(least, _PTX[int(number)])}"
+    return f"+ptx{_PTX[int(number)]}"
 
 
 def _ask_for_queues() -> None:
@@ -112,8 +109,7 @@ class CudaBackend(BaseBackend):
         from flycomm.targets import _cuda_lowering, _cuda_math
 
         arch = self.target.arch
-        wanted = features(arch, int(compile_hints.get("ptx") or 0))
-        return _cuda_lowering.last_passes(arch, wanted, _libdevice(), str(_cuda_math.TOOLKIT))
+        return _cuda_lowering.last_passes(arch, features(arch), _libdevice(), str(_cuda_math.TOOLKIT))
 
     def gpu_module_targets(self) -> list[str]:
         return []  # nvvm-attach-target sets the one that counts

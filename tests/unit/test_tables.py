@@ -14,7 +14,7 @@ import torch
 import flycomm
 from flycomm import tables, targets
 from flycomm.errors import CommError, UsageError
-from flycomm.tables import Row, Table
+from flycomm.tables import Pays, Row, Table
 from flycomm.world import World
 
 ARCH = targets.get("host").capabilities(0).arch
@@ -50,6 +50,24 @@ def test_a_table_reads_as_it_was_written(arch: str):
     one = tables.shipped(arch)
     assert tables.parse(one.to_json(), "it") == one
     assert tables.parse(one.to_json().encode(), "it").digest() == one.digest()
+
+
+def test_where_mono_kernels_pay_is_part_of_a_table():
+    one = replace(table(), mono=(Pays("mono_ffn", (2, 4), 6144, 1024, 8), Pays("mono_ffn", (2, 2), 6144, 2048, 0)))
+    assert tables.parse(one.to_json(), "it") == one
+    assert one.digest() != table().digest()
+    asked = [
+        ("mono_ffn", 2, 6144, 1024),
+        ("mono_ffn", 2, 6144, 2048),
+        ("mono_ffn", 8, 6144, 1024),
+        ("x", 2, 6144, 1024),
+    ]
+    assert [one.pays_up_to(*shape) for shape in asked] == [8, 0, None, None]
+    for wrong in (Pays("mono_ffn", (0, 2), 8, 8, 1), Pays("mono_ffn", (1, 2), 8, 8, -1), Pays("x", (1, 2), 0, 8, 1)):
+        with pytest.raises(UsageError, match="with a shape of at least 1"):
+            tables.parse(replace(one, mono=(wrong,)).to_json(), "it")
+    with pytest.raises(UsageError, match="TypeError"):
+        tables.parse(one.to_json().replace("1024", "null"), "it")
 
 
 def test_every_part_of_a_table_is_in_its_digest():

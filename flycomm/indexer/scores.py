@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``IndexScores``: the scoring kernel as what :class:`flycomm.indexer.cp.IndexerCP` scores with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flycomm.errors import UsageError
+from flycomm.geometry import Geometry
+from flycomm.indexer.kinds import Indexer
+from flycomm.indexer.plan import StepPlan
+from flycomm.kernels import index_scores as kernel
+from flycomm.primitives.index_score import BLOCK
+from flycomm.primitives.index_score_keys import FORMATS, WIDTH
+
+_ROWS = 4  # query rows of a request for which keys are read once
+_SMALL = Geometry(4, 64)  # for a target whose threads are few
+_ALIGNMENT = 16  # bytes
+
+
+class IndexScores:
+    """Scores one indexer's keys of one format, on one rank.
+
+    ``comm``: the communicator; ``format``: of the cache, one of ``primitives.index_score_keys.FORMATS``; ``heads``:
+    index heads; ``page``: tokens of a page; ``scale``: what a block-max score is multiplied by. In a page of the cache
+    keys are ``token_stride`` bytes apart (default: side by side), and their scales, if the format has some, 4 bytes
+    apart from byte ``scale_offset`` on (default: behind the keys). Collective: compiles and loads.
+    """
+
+    def __init__(
+        self,
+        comm: Any,  # Communicator: its room stands below this one
+        indexer: Indexer,
+        format: str,
+        heads: int,
+        page: int,
+        *,
+        scale: float = 1.0,
+        token_stride: int | None = None,
+        scale_offset: int | None = None,
+    ):
+        rows = min(_ROWS, kernel.most_rows(format, heads)) if format in FORMATS else 1
+        asked = kernel.Scorer(indexer.kind, format, heads, page, rows)
+        lists, block = (1, 1) if indexer.kind == "dsa" else (heads, BLOCK)
+        if (indexer.lists, indexer.block) != (lists, block):
+            raise UsageError(
+                f"{indexer} has lists and blocks that {indexer.kind} of {heads} heads has not; use lists={lists} and "
+                f"block={block}"
+            )
+        self.session, self.indexer, self.heads, self.scale = comm._session, indexer, heads, scale
+        self.asked = asked
+        self.dtype = getattr(torch, kernel.query_dtype(format))
+        self.token_stride = token_stride or FORMATS[format].key_bytes
+        self.scale_offset = page * self.token_stride if scale_offset is None else scale_offset
+        grid = _SMALL
+        if comm.device.type != "cpu":
+            units = self.session.target.capabilities(self.session.world.device).compute_units
+            grid = Geometry(units, kernel.best_threads(asked))
+        self.kernel = self.session.load(kernel.specialization(asked, grid.blocks, grid.threads))
+
+    def __call__(
+        self,
+        q: torch.Tensor,  # (rows, heads, 128), of the format's query type
+        weights: torch.Tensor | None,  # (rows, heads) f32; None for block-max
+        cache: torch.Tensor,  # (pages, …), a page's bytes side by side
+        block_table: torch.Tensor,  # (requests, pages) i32
+        plan: StepPlan,
+        out: torch.Tensor,  # (lists, columns) f32
+    ) -> None:
+        """One launch on the current stream; may be captured. Raises :class:`UsageError` for what it cannot take."""
+        addresses, numbers = self.given(q, weights, cache, block_table, plan, out)
+        if plan.requests and plan.rows:
+            self.kernel(*addresses, *numbers, self.session.stream())
+            self.session.target.raise_pending()
+
+    def given(
+        self,
+        q: torch.Tensor,
+        weights: torch.Tensor | None,
+        cache: torch.Tensor,
+        block_table: torch.Tensor,
+        plan: StepPlan,
+        out: torch.Tensor,
+    ) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """Of a call, what a kernel that scores gets: eight addresses and ten numbers. Raises :class:`UsageError`."""
+        self._check(q, weights, cache, block_table, plan)
+        tensors = (q, weights, cache, block_table, plan.first_row, plan.row_count, plan.share, out)
+        return tuple(0 if one is None else one.data_ptr() for one in tensors), (
+            plan.requests,
+            block_table.stride(0),
+            plan.page_first,
+            plan.page_step,
+            out.shape[1],
+            cache.stride(0) * cache.element_size(),
+            self.token_stride,
+            self.scale_offset,
+            out.stride(0),
+            self.scale,
+        )
+
+    def _check(
+        self,
+        q: torch.Tensor,
+        weights: torch.Tensor | None,
+        cache: torch.Tensor,
+        block_table: torch.Tensor,
+        plan: StepPlan,
+    ) -> None:
+        device = self.session.device
+        if plan.requests > kernel.MAX_REQUESTS:
+            raise UsageError(f"{plan.requests} requests are over {kernel.MAX_REQUESTS}; make several steps")
+        shape = (plan.rows, self.heads)
+        given: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [("q", q, (*shape, WIDTH), self.dtype)]
+        if self.indexer.kind == "dsa":
+            if weights is None:
+                raise UsageError(f"dsa has no weights; pass {shape} float32")
+            given.append(("weights", weights, shape, torch.float32))
+        for name, one, wanted, dtype in given:
+            if one.shape != wanted or one.dtype != dtype or one.device != device or not one.is_contiguous():
+                raise UsageError(
+                    f"{name} is {tuple(one.shape)} {one.dtype} on {one.device}; pass {wanted} {dtype} on {device}, "
+                    "contiguous"
+                )
+        if block_table.dtype != torch.int32 or block_table.dim() != 2 or block_table.stride(1) != 1:
+            raise UsageError(
+                f"the block table is {block_table.dtype}; pass int32 of (requests, pages), rows contiguous"
+            )
+        page_bytes = cache.stride(0) * cache.element_size()
+        if cache.device != device or (q.data_ptr() | cache.data_ptr() | page_bytes) % _ALIGNMENT:
+            raise UsageError(
+                f"queries, or pages {page_bytes} bytes apart on {cache.device}, do not begin at multiples of "
+                f"{_ALIGNMENT} on {device}; align them"
+            )
