@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m flycomm``: doctor, compile, bench, tune."""
+"""``python -m flycomm``: doctor, compile, bench, tune, trace, litmus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from flycomm import __version__, _console
 from flycomm.errors import CommError
 
-_OF_THEIR_OWN = ("bench", "tune")  # commands with options of their own, which load the harness only when asked for
+_OF_THEIR_OWN = ("bench", "tune", "trace", "litmus")  # commands with options of their own, loaded only when asked for
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +37,13 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="what is found on this machine, and what is missing")
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    doctor.add_argument("--archive", type=Path, metavar="FILE.tar.gz", help="write the report and what belongs to it")
+    doctor.add_argument(
+        "--add", type=Path, nargs="*", default=[], metavar="PATH", help="test and benchmark results, to the archive"
+    )
+    doctor.add_argument(
+        "--kernels", metavar="GLOB", help="whose code objects are in the archive (default: as many ranks as GPUs)"
+    )
 
     compiling = commands.add_parser("compile", help="kernels compiled ahead, and a manifest; needs no GPU")
     compiling.add_argument("--arch", required=True, metavar="A,B", help="chips, for example gfx942,gfx950,sm_90")
@@ -48,13 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "tune", help="measure which protocol and grid is fastest, and use it from then on", add_help=False
     )
+    commands.add_parser("trace", help="a timeline figure from a trace", add_help=False)
+    commands.add_parser("litmus", help="in which order ranks see each other's stores", add_help=False)
     return parser
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from flycomm import doctor
 
-    return doctor.main(options.json)
+    return doctor.main(options.json, options.archive, options.add, options.kernels)
 
 
 def _compile(options: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ A rank's *segment* of a channel is peer-mapped memory (PROTOCOLS, "Words")::
     staging_base()    2 or 3 buffers × world slots of `capacity` bytes, slot s written by rank s
 
 A rank's *state* of a channel is ordinary device memory that no peer sees: 16 bytes a block (epoch, poisoned, dirty
-length, spare; in block 0 the spare word says that a block has claimed the record). Its *record* is memory that the
-host reads while kernels run.
+length, spare; in block 0 the spare word says that a block has claimed the record), after ``TRACE_BYTES`` that say
+where traced kernels put what they record. Its *record* is memory that the host reads while kernels run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FRAGMENT_BYTES = 16  # what one thread moves at a time
 SIGNAL_BYTES = 8
 SIGNALS = 128  # offset of the first signal word; the abort word has a cache line of its own
 STATE_BYTES = 16  # a block
+TRACE_BYTES = 16  # before a channel's state: address and room of its trace, zeros for none
 DIRTY = 8  # offset in a block's state: fragments that its last call filled (sentinels)
 PACKETS_BYTES = 32  # a fragment as packets: 4 bytes of data and 4 of tag, four times
 SENTINEL = 0x80000000  # what staging that has not been written holds, where data carries no tag

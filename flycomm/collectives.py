@@ -205,6 +205,10 @@ class Collectives:
         self._launches[key] = launch
         return launch
 
+    def forget(self) -> None:
+        """Make every launch ready anew at its next call: other kernels are to be launched."""
+        self._launches.clear()
+
     def _make(self, call: _Call) -> Any:
         num_bytes = call.count * call.dtype.itemsize
         plan = self.plan(call.op, call.reduction, call.dtype, num_bytes, call.captured)
@@ -215,9 +219,9 @@ class Collectives:
         session = self._session
         peers = session.peers(key_of(plan.row, call.channel, call.captured))
         specialization, extra = self._kernel(call, plan.row)
-        session.load(specialization)
+        handle = session.load(specialization)
         tag = tag_of(call.op + call.reduction, str(call.dtype), call.count, call.channel)
-        return kernels.bind(specialization, (peers, tag, 0, 0, *extra, 0), varying=(2, 3, 4 + len(extra)))
+        return kernels.bind(handle, (peers, tag, 0, 0, *extra, 0), varying=(2, 3, 4 + len(extra)))
 
     def _make_symmetric(
         self, x: torch.Tensor, addresses: tuple[int, ...], op: str, in_place: bool, channel: int, captured: bool
@@ -232,10 +236,10 @@ class Collectives:
         world = session.world.size
         peers = session.peers(key_of(row, channel, captured))
         specialization = kernels.all_reduce_symmetric(world, NAMES[x.dtype], row.geometry, op, in_place)
-        session.load(specialization)
+        handle = session.load(specialization)
         memory = addresses_type(world)(**{f"address{j}": address for j, address in enumerate(addresses)})
         tag = tag_of(f"symmetric {in_place} {op}", str(x.dtype), x.numel(), channel)
-        bound = kernels.bind(specialization, (peers, tag, memory, 0, x.numel(), 0), varying=(3, 5))
+        bound = kernels.bind(handle, (peers, tag, memory, 0, x.numel(), 0), varying=(3, 5))
         return lambda source, out, stream: bound(out, stream)
 
     def _kernel(self, call: _Call, row: Row) -> tuple[kernels.Specialization, tuple[int, ...]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from flycomm import __version__, dispatch, tables, targets
 from flycomm.channels import Channels
 from flycomm.collectives import Collectives
 from flycomm.errors import PeerAccessError, UsageError
-from flycomm.fused import Fused, Norm
+from flycomm.fused import ExpertRows, Fused, Norm
+from flycomm.indexer.selection import TopK
 from flycomm.indexer.shard import ShardLayout
 from flycomm.kernels._topk_exchange_plan import lane_channels
 from flycomm.layout import plan_layout
@@ -23,7 +25,8 @@ from flycomm.residency import Residency
 from flycomm.session import Session
 from flycomm.signals import Signals
 from flycomm.symmetric import SymmetricTensor
-from flycomm.topk import TopK, topk_exchange
+from flycomm.topk import topk_exchange
+from flycomm.trace import Trace
 from flycomm.validate import check_options
 from flycomm.world import World
 
@@ -32,10 +35,10 @@ class Communicator:
     """Collectives over one group of ranks on one target. Made by :func:`flycomm.init`; every rank makes the same calls.
 
     ``rank``, ``world_size``, ``target`` (name), ``device`` (torch), ``group_name`` (for ``torch.ops.flycomm``),
-    ``max_bytes``, ``fp8`` (the 8-bit dtype of this GPU) are attributes. A call raises :class:`UsageError` before
-    anything is launched when it cannot be done, :class:`CommTimeout` when an earlier call's wait gave up,
-    :class:`StreamError` when a channel is used from another stream than before. Results are reduced in rank order in
-    f32: the same bits on every rank.
+    ``max_bytes``, ``fp8`` (the 8-bit dtype of this GPU), ``table`` (the agreed dispatch table) are attributes. A call
+    raises :class:`UsageError` before anything is launched when it cannot be done, :class:`CommTimeout` when an earlier
+    call's wait gave up, :class:`StreamError` when a channel is used from another stream than before. Results are
+    reduced in rank order in f32: the same bits on every rank.
 
     A tensor that is not contiguous or not 16-byte aligned is copied first. Where flycomm cannot do a call,
     ``fallback="group"`` gives it to the group's own backend, "error" raises, and with "none" the result is None.
@@ -71,7 +74,7 @@ class Communicator:
         capabilities = target.capabilities(world.device)
         options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, table, topk]
         world.agree(json.dumps([*options, kernel_channels]).encode(), "options of flycomm.init")
-        rows = agreed_table(world, capabilities.arch, table)
+        rows = self.table = agreed_table(world, capabilities.arch, table)
         kernel_blocks = sum(blocks for blocks, _ in kernel_channels.values())
         residency = Residency.of(capabilities, session.ranks_on_device(), channels, kernel_blocks)
         graphs, fits = capabilities.graphs, None
@@ -135,7 +138,7 @@ class Communicator:
         kernel where the table has a row for it and ``hidden`` is a whole number of 16 bytes, else one a step; the
         sum's bits are those of :meth:`all_reduce` both ways.
         """
-        return self._fused(x, residual, weight, Norm(eps, gemma, "none"), None, channel)[:2]
+        return self._normed(x, residual, weight, Norm(eps, gemma, "none"), channel)
 
     def all_reduce_rms_norm_quant(
         self,
@@ -153,9 +156,71 @@ class Communicator:
         ``codes`` (…, hidden) are ``normed / scale`` as the e4m3 type of this GPU, saturated. ``quantize``: "static"
         takes ``scale``, one f32; "token" gives a scale a row (…,), "group" one for 128 elements (…, hidden / 128).
         """
-        if quantize == "none":
-            raise UsageError("quantize='none' has no codes; call all_reduce_rms_norm")
-        _, residual_out, codes, scales = self._fused(x, residual, weight, Norm(eps, gemma, quantize), scale, channel)
+        return self._quantized(x, residual, weight, Norm(eps, gemma, quantize), scale, channel)
+
+    def moe_finalize_all_reduce_rms_norm(
+        self,
+        expert_out: torch.Tensor,
+        topk_weights: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        gemma: bool = False,
+        *,
+        index: torch.Tensor | None = None,
+        shared: torch.Tensor | None = None,
+        channel: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`all_reduce_rms_norm` of every row's weighted sum over its experts: ``(normed, residual_out)``.
+
+        ``topk_weights`` (…, topk), of the data type or f32, topk up to 16. ``expert_out`` (…, topk, hidden); or
+        (permuted, hidden), where ``index`` (…, topk), i32, names the row of each expert: a negative one is another
+        rank's expert, which adds nothing here, and what is out of range is not checked. ``shared`` (…, hidden): a row
+        more, with weight 1, this rank's part of it. The sum is made in f32 in this order and rounded once, so the bits
+        are those of :meth:`all_reduce_rms_norm` of that sum. Layout and topk may differ between ranks; ``residual`` and
+        ``weight`` do not.
+        """
+        rows = ExpertRows(expert_out, topk_weights, index, shared)
+        return self._normed(rows, residual, weight, Norm(eps, gemma, "none"), channel)
+
+    def moe_finalize_all_reduce_rms_norm_quant(
+        self,
+        expert_out: torch.Tensor,
+        topk_weights: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        quantize: str,
+        scale: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        gemma: bool = False,
+        *,
+        index: torch.Tensor | None = None,
+        shared: torch.Tensor | None = None,
+        channel: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """:meth:`all_reduce_rms_norm_quant` of what :meth:`moe_finalize_all_reduce_rms_norm` sums."""
+        rows = ExpertRows(expert_out, topk_weights, index, shared)
+        return self._quantized(rows, residual, weight, Norm(eps, gemma, quantize), scale, channel)
+
+    def _normed(
+        self, x: torch.Tensor | ExpertRows, residual: torch.Tensor, weight: torch.Tensor, norm: Norm, channel: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, residual_out, _, _ = self._fused(x, residual, weight, norm, None, channel)
+        assert normed is not None
+        return normed, residual_out
+
+    def _quantized(
+        self,
+        x: torch.Tensor | ExpertRows,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        norm: Norm,
+        scale: torch.Tensor | None,
+        channel: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if norm.quantize == "none":
+            raise UsageError("quantize='none' has no codes; call the op without _quant")
+        _, residual_out, codes, scales = self._fused(x, residual, weight, norm, scale, channel)
         assert codes is not None
         assert scales is not None
         return codes, scales, residual_out
@@ -194,6 +259,7 @@ class Communicator:
         owners: torch.Tensor | None = None,
         forced: tuple[int, int] = (0, 0),
         local_lengths: bool = False,
+        algo: str = "auto",
         channel: int = 0,
     ) -> TopK:
         """The ``k`` best of each row over all ranks' ``scores`` (rows, columns): ``(scores, ids, counts)``.
@@ -214,6 +280,7 @@ class Communicator:
             owners=owners,
             forced=forced,
             local_lengths=local_lengths,
+            algo=algo,
             channel=channel,
         )
 
@@ -236,6 +303,16 @@ class Communicator:
         if captured is None:
             captured = self._session.is_capturing()
         return self._collectives.plan(op, reduction, dtype, num_bytes, captured)
+
+    def plan_rms_norm(self, dtype: torch.dtype, rows: int, hidden: int, captured: bool | None = None) -> dispatch.Plan:
+        """As :meth:`plan`, for the calls that end in a norm of ``rows`` rows; the same on all ranks.
+
+        Its ``row`` is that of the one kernel; where that is None, ``protocol`` is "separate" for an all-reduce and a
+        kernel a step, or "fallback".
+        """
+        if captured is None:
+            captured = self._session.is_capturing()
+        return self._fused.plan(dtype, rows, hidden, captured)
 
     def prepare(self, dtypes: Sequence[torch.dtype] = (), num_bytes: Sequence[int] = ()) -> None:
         """Compile, ahead of the first call, what these dtypes and bytes of a rank need (default: everything).
@@ -297,6 +374,23 @@ class Communicator:
         """The raw handle of torch's current stream on this communicator's device, for a launch of the user's own."""
         return self._session.stream()
 
+    # ------------------------------------------------------------------ to look at
+
+    def trace(self, path: str | os.PathLike[str], records: int = 1024) -> Trace:
+        """Record what every block does, and write it to ``path`` in the format that Perfetto reads::
+
+            with comm.trace("step.json"):
+                y = comm.all_reduce(x)
+
+        Or ``start()`` and ``stop()`` of what is returned. Collective, and never in a capture. Kernels that are launched
+        meanwhile are compiled anew, to record the posts, takes, waits and stages of each block; those of a mono layer
+        only if it was made meanwhile, those of a graph only if it was captured meanwhile. Outside of traces no kernel
+        has anything of this in it. ``records``: kept of each block of each channel, 32 bytes each; what comes after
+        them is dropped and counted. Rank 0 writes the file; the clocks of several GPUs are compared by barriers, and
+        the file says how exactly.
+        """
+        return Trace(self._session, self._collectives, path, records)
+
     # ------------------------------------------------------------------ life
 
     def check(self) -> None:
@@ -311,6 +405,8 @@ class Communicator:
         session.world.barrier()
         if session.channels is not None:
             session.channels.reset()
+            if session.trace is not None:
+                session.trace.arm()
         session.failure = None
         session.world.barrier()
 
@@ -329,6 +425,8 @@ class Communicator:
         session.closed = True
         registry.unregister(self.group_name)
         session.synchronize()
+        if session.trace is not None:
+            session.trace.drop()
         for one in self._symmetric:
             one.close()
         if session.channels is not None:

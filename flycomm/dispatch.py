@@ -18,7 +18,8 @@ _REDUCIBLE = {entry.torch_name for entry in REDUCIBLE.values()}
 
 @dataclass(frozen=True)
 class Plan:
-    """``protocol`` is one of ``tables.PROTOCOLS``, or "fallback", which has the reason in one sentence."""
+    """``protocol`` is one of ``tables.PROTOCOLS``, or "fallback", which has the reason in one sentence; of a call that
+    may be one kernel also "separate", for one a step."""
 
     protocol: str
     row: Row | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from flycomm.channel import BUFFERS, SEGMENT_ALIGN, STATE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
+from flycomm.channel import BUFFERS, SEGMENT_ALIGN, STATE_BYTES, TRACE_BYTES, USER_CHANNELS, segment_bytes, sent_offset
 from flycomm.errors import UsageError
 from flycomm.geometry import SMALLEST_CLASS, SYNC, Geometry, size_class
 from flycomm.tables import FUSED, LOOPING, OPS, Row, Table, carries, wire
@@ -113,7 +113,7 @@ def _routes(
             rows = [_forced(row, protocol) for row in table.of(op, world, captured)]
             fitting = [row for row in rows if fits is None or fits(row.geometry)]
             if op in FUSED:
-                routes[op, captured] = tuple(row for row in fitting if row.capacity <= capacity)
+                routes[op, captured] = tuple(_fused(fitting, capacity))
             else:
                 routes[op, captured] = _usable(fitting or rows[:1], capacity)
     return routes
@@ -123,6 +123,16 @@ def _forced(row: Row, protocol: str) -> Row:
     if protocol == "auto":
         return row
     return replace(row, protocol=protocol if carries(protocol, row.op, "sum") else "packets")
+
+
+def _fused(fitting: list[Row], capacity: int) -> Iterator[Row]:
+    """The rows with no capacity over ``capacity``; what loops elsewhere keeps sharing its channel, cut short."""
+    for row in fitting:
+        if row.protocol in LOOPING and row.largest is not None:
+            least = min(row.capacity, capacity)
+            yield replace(row, capacity=least, largest=min(row.largest, least))
+        elif row.capacity <= capacity:
+            yield row
 
 
 def _usable(fitting: list[Row], capacity: int) -> tuple[Row, ...]:
@@ -149,6 +159,7 @@ def _lay_out(world: int, max_bytes: int, keys: Iterable[Key], routes: Routes) ->
         rows = USER_CHANNELS if key.wire == "signals" else blocks
         capacity = key.capacity * (2 if key.wire == "packets" else 1)
         size = segment_bytes(rows, world, capacity, BUFFERS.get(key.wire, 2))
+        state += TRACE_BYTES
         slots.append(Slot(key, len(slots), blocks, capacity, rows, offset, size, state))
         offset += size
         state += sent_offset(USER_CHANNELS, 0) if key.wire == "signals" else blocks * STATE_BYTES

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,8 +43,10 @@ class Session:
         self.channels: Channels | None = None
         self.streams: dict[int, int] = {}  # channel number → the raw stream that its eager lane belongs to
         self.lane_channels: dict[str, tuple[Geometry, int]] = {}  # of other kernels: wire → grid, bytes of a source
+        self.trace: Any = None  # the flycomm.trace.Trace that is being recorded
         self._said: set[str] = set()
         self._loaded: set[kernels.Specialization] = set()
+        self._agreed: set[Hashable] = set()
         device_type = target.runtime.torch_device_type
         self.device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, world.device)
 
@@ -117,14 +121,39 @@ class Session:
     # ------------------------------------------------------------------ kernels
 
     def load(self, specialization: kernels.Specialization) -> Any:
-        """The launch handle of a kernel. Virtual ranks that share a GPU load it together: nobody may launch and wait
-        while another still loads the module."""
+        """The launch handle of a kernel; while a trace is recorded, of its form that makes records. Virtual ranks that
+        share a GPU load it together: nobody may launch and wait while another still loads the module."""
+        specialization = self._form(specialization)
         handle = kernels.compiled(specialization)
         if self.world.local and self.device.type != "cpu" and specialization not in self._loaded:
             self.target.preload(handle, self.world.device)
             self._loaded.add(specialization)
             self.world.barrier()
         return handle
+
+    def load_one(
+        self, agreed: Hashable, wanted: kernels.Specialization, general: Callable[[], kernels.Specialization]
+    ) -> Any:
+        """The launch handle of ``wanted``, of which ranks may have different ones; ``general()`` does all that it does.
+
+        Virtual ranks that share a GPU load both when ``agreed``, the same on all of them, comes for the first time. If
+        one wants a third later it gets the general one: it may not load while others, which load nothing, wait.
+        """
+        if not (self.world.local and self.device.type != "cpu"):
+            return self.load(wanted)
+        wanted = self._form(wanted)
+        key = agreed, wanted.traced
+        if key not in self._agreed:
+            for one in (wanted, self._form(general())):
+                self.target.preload(kernels.compiled(one), self.world.device)
+                self._loaded.add(one)
+            self._agreed.add(key)
+            self.world.barrier()
+        return kernels.compiled(wanted if wanted in self._loaded else self._form(general()))
+
+    def _form(self, specialization: kernels.Specialization) -> kernels.Specialization:
+        """Itself, or while a trace is recorded the form that makes records."""
+        return specialization if self.trace is None else replace(specialization, traced=True)
 
     # ------------------------------------------------------------------ the rest
 

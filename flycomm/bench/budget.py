@@ -34,7 +34,8 @@ def budget(
     capabilities = target.capabilities(world.device)
     table = agreed_table(world, capabilities.arch, None)
     lanes = lane_channels(target.runtime.torch_device_type == "cpu", *topk) if topk[1] else {}
-    name = tables.FUSED[0] if what.name == "mono_ffn" else what.name  # the layer beside separate kernels
+    fusing = what.name in ("mono_ffn", "moe_finalize_norm")  # the layer beside separate kernels
+    name = tables.FUSED[0] if fusing else what.name
     fused = name in tables.FUSED
     op, reduction = ("all_reduce", "sum") if fused else (name, what.reduction or "")
 

@@ -13,8 +13,9 @@ from flycomm.bench.subjects import SUBJECTS
 from flycomm.bench.units import format_bytes, parse_bytes, parse_counts, parse_list
 from flycomm.errors import UsageError
 from flycomm.kernels.topk_exchange import MODES
+from flycomm.topk.choice import ALGOS
 
-_WORDS = ("exchange-mode", "grid")  # not numbers, and one of each
+_WORDS = ("exchange-mode", "algo", "grid")  # not numbers, and one of each
 _NAMES = ("bytes", "rows", "hidden", "intermediate", "projection", "columns", "k", *_WORDS)
 
 
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One option for each of what a size may be made of; defaults depend on what is measured."""
     add, of_norm = parser.add_argument, SUBJECTS["all_reduce_norm"].options
     of_bytes, of_topk = SUBJECTS["all_reduce"].options["bytes"], SUBJECTS["topk"].options
+    of_experts = SUBJECTS["moe_finalize_norm"].options["k"]
     add("--bytes", metavar="A,B", help=f"of a rank's message, or shard, of a collective (default {of_bytes})")
     add("--rows", metavar="A,B", help=f"default {of_norm['rows']}; of a top-k {of_topk['rows']}")
     add("--hidden", metavar="A,B", help=f"all_reduce_norm: elements of a row (default {of_norm['hidden']})")
@@ -29,8 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--projection", metavar="A,B", help="mono_ffn: columns of what follows, on a rank (default 2048)")
     add("--grid", metavar="BxT", help="mono_ffn: blocks and threads a block, as in 128x256")
     add("--columns", metavar="A,B", help=f"of a top-k: scores of a row, on a rank (default {of_topk['columns']})")
-    add("--k", metavar="A,B", help=f"of a top-k: how many of a row are selected (default {of_topk['k']})")
+    selected = f"of a top-k: how many of a row are selected (default {of_topk['k']})"
+    add("--k", metavar="A,B", help=f"{selected}; moe_finalize_norm: experts of a row (default {of_experts})")
     add("--exchange-mode", choices=MODES, help="topk_exchange: every row to all (default), to its owner, or by shard")
+    add("--algo", choices=ALGOS, help="topk_exchange: how (default: as its call chooses)")
     add("--dtype", default="bf16", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default bf16)")
 
 

@@ -41,6 +41,7 @@ class Key(NamedTuple):
     columns: int | None
     k: int | None
     exchange_mode: str | None
+    algo: str | None
     contender: str
 
     def __str__(self) -> str:

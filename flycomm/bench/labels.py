@@ -10,9 +10,9 @@ from flycomm.bench.units import format_bytes
 
 
 def collective(row: Row) -> str:
-    """``"all_reduce"``, or with the reduction where that is not the usual one, or the mode of an exchange."""
+    """``"all_reduce"``, or with the reduction where that is not the usual one, or the mode of an exchange and how."""
     kind = row["exchange_mode"] if row["reduction"] in (None, "sum") else row["reduction"]
-    return f"{row['what']} {kind}" if kind else row["what"]
+    return " ".join(word for word in (row["what"], kind, row["algo"]) if word)
 
 
 def size(row: Row) -> str:
@@ -31,7 +31,7 @@ def size(row: Row) -> str:
 def series(row: Row) -> str:
     """What the sizes of one line of a plot have in common beside the dtype: of rows the other measures."""
     if row["hidden"] is not None:
-        inner = "".join(f", {key} {row[key]}" for key in ("intermediate", "projection") if row[key])
+        inner = "".join(f", {key} {row[key]}" for key in ("k", "intermediate", "projection") if row[key])
         return f", hidden {row['hidden']}{inner}"
     return f", {row['rows']} rows, k {row['k']}" if row["rows"] is not None else ""
 

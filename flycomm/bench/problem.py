@@ -29,6 +29,7 @@ class Case:
     columns: int | None = None  # scores of a row, on a rank
     k: int | None = None
     exchange_mode: str | None = None  # of kernels.topk_exchange.MODES
+    algo: str | None = None  # of topk.choice.ALGOS, where it was not left to the call
 
     def fields(self) -> dict[str, Any]:
         """As in a row of results."""

@@ -5,9 +5,10 @@
 ``what``                 one of ``options.NAMES``, or "floor"
 ``reduction``            "sum", "avg", "max" or "min"; null where that is not to be chosen
 ``rows``, ``hidden``     of all_reduce_norm, elements; ``rows``, ``columns``, ``k`` of a top-k, columns a rank's
+                         (``k`` of moe_finalize_norm: experts of a row)
 ``intermediate``,        of mono_ffn, beside rows and hidden: a rank's; ``grid``: blocks x threads, where it was given
 ``projection``
-``exchange_mode``        of topk_exchange: "all", "owner" or "shard"
+``exchange_mode``        of topk_exchange: "all", "owner" or "shard"; ``algo``: "push", … where it was given
 ``target``, ``device``, ``world``, ``dtype``
 ``bytes``                of a rank: the message of an all-reduce, the shard of a gather or scatter, a top-k's scores
 ``protocol``             flycomm's (of a top-k how the work is split, of an exchange the channel); "fallback" where it
@@ -56,6 +57,7 @@ KEYS = (
     "columns",
     "k",
     "exchange_mode",
+    "algo",
     "protocol",
     "mode",
     "replay_on",
@@ -77,7 +79,7 @@ KEYS = (
 )
 # Files from before there was more than one reduction, a straggler, a spread or rows lack these.
 _LATER = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
-_LATER |= {"rows", "hidden", "columns", "k", "exchange_mode", "intermediate", "projection", "grid", "rate_gb_s"}
+_LATER |= {"rows", "hidden", "columns", "k", "exchange_mode", "algo", "intermediate", "projection", "grid", "rate_gb_s"}
 
 
 def of_case(

@@ -11,6 +11,7 @@ from flycomm.bench.collective import Collective
 from flycomm.bench.harness import Method
 from flycomm.bench.problem import Case
 from flycomm.bench.subjects import SUBJECTS, Subject
+from flycomm.kernels._topk_exchange_plan import RADIX_BLOCKS
 from flycomm.targets import Target
 
 
@@ -36,10 +37,10 @@ class Settings:
 
     @property
     def topk(self) -> tuple[int, int]:
-        """The most rows and the largest k of an exchange; zeros where nothing is exchanged."""
+        """The most rows that need a block each and the largest k of an exchange; zeros where nothing is exchanged."""
         exchanged = [(case.rows or 0, case.k or 0) for case in self.cases if case.exchange_mode]
         rows, ks = zip(*exchanged, strict=True) if exchanged else ((0,), (0,))
-        return max(rows), max(ks)
+        return min(max(rows), RADIX_BLOCKS), max(ks)
 
     @property
     def sizes(self) -> list[int]:

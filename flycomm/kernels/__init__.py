@@ -27,7 +27,7 @@ from flycomm.kernels import (
 from flycomm.kernels._bound import Bound, bind
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization, compiled
-from flycomm.tables import shipped
+from flycomm.tables import FUSED, shipped
 
 GATHER_UNITS = gather.UNITS  # bytes that a gather may write at once, the most first
 _ARCHES = ("sm_90", "gfx942", "gfx950")  # with a table of their own
@@ -53,10 +53,8 @@ def all_reduce_symmetric(world: int, dtype: str, geometry: Geometry, reduction: 
 def all_reduce_norm(
     world: int, dtype: str, geometry: Geometry, protocol: str, variant: reduce_norm.Variant
 ) -> Specialization:
-    """All-reduce, residual and RMSNorm of rows."""
-    words = (protocol, f"h{variant.hidden}", variant.weight and f"w_{variant.weight}", "gemma" if variant.gemma else "")
-    quantized = "" if variant.quantize == "none" else f"{variant.quantize}_{variant.fp8.torch_name}"
-    name = "_".join(filter(None, ("all_reduce_norm", *words, quantized)))
+    """All-reduce, residual and RMSNorm of rows, or of the sums of experts' rows."""
+    name = f"all_reduce_norm_{protocol}_{variant.name}"
     return _specialize(name, reduce_norm.build(protocol, variant), world, dtype, geometry)
 
 
@@ -98,6 +96,8 @@ def _chosen(world: int) -> Iterator[Specialization]:
     """What the shipped tables choose: sums of aligned chunks, gathers of whole fragments."""
     yield from (rank_barrier(world), put_signal(world), wait_signal(world))
     for row in (row for arch in _ARCHES for row in shipped(arch).rows if row.worlds[0] <= world <= row.worlds[1]):
+        if row.op in FUSED:
+            continue  # a kernel for each model's hidden size
         if row.op == "all_gather":
             yield all_gather(world, row.geometry, row.protocol)
             continue

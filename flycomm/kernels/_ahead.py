@@ -51,8 +51,8 @@ def load(specialization: Specialization) -> Any:
     variable names no folder, or a file in it is damaged.
     """
     named = env.AOT_DIR.get()
-    if not named or get_backend().target.backend == "host":  # which compiles for its weak mode, too
-        return None
+    if not named or specialization.traced or get_backend().target.backend == "host":
+        return None  # host compiles for its weak mode, too
     key = _key(specialization)
     if key is None:
         return None

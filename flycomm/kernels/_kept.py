@@ -62,7 +62,7 @@ def described(specialization: Specialization) -> str | None:
     except _NotOursError:
         return None
     s = specialization
-    fixed = (s.world, s.dtype, s.blocks, s.threads, s.resident_threads)
+    fixed = (s.world, s.dtype, s.blocks, s.threads, s.resident_threads, s.traced)
     return f"{_sources()} {build} {fixed}"
 
 

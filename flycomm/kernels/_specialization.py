@@ -36,8 +36,10 @@ class Specialization:
     @property
     def name(self) -> str:
         """Unique among :data:`flycomm.kernels.SHIPPED`; used in file names and tables."""
-        words = (self.kernel, self.dtype, f"w{self.world}", f"{self.blocks}x{self.threads}", self.traced and "traced")
-        return "_".join(filter(None, words))
+        traced = "traced" if self.traced else ""
+        return "_".join(
+            filter(None, (self.kernel, self.dtype, f"w{self.world}", f"{self.blocks}x{self.threads}", traced))
+        )
 
     def launcher(self) -> Any:
         return self._built()[0]

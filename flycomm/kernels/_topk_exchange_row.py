@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row's beginning in ``topk_exchange``: its arguments, who owns it, what this rank nominates."""
+"""A row's beginning in ``topk_exchange`` and ``topk_radix``: its arguments, who owns it, what this rank has of it."""
 
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -10,8 +12,9 @@ from flycomm.primitives.access import load_element
 from flycomm.primitives.block_scan import Scratch, clear
 from flycomm.primitives.candidates import ID_BITS
 from flycomm.primitives.merge import RUN
-from flycomm.primitives.nominate import load_nominated, nominate, pin, pinned
+from flycomm.primitives.nominate import given_rank, global_rank, load_nominated, nominate, pin, pinned
 from flycomm.primitives.score_row import ScoreRow, fold_ranks, fold_row, load_units, ranks_of
+from flycomm.primitives.select import Fold
 from flycomm.primitives.select_group import group_floor
 from flycomm.primitives.shard import local_length
 
@@ -29,6 +32,13 @@ class Arguments:
         self.granule, self.spread, self.forced = granule, spread, forced
 
 
+def at_row(a: Arguments, row: Any) -> Arguments:
+    """The same of row ``row`` (i32)."""
+    other = copy(a)
+    other.row = row
+    return other
+
+
 class Form:
     """What is fixed when the kernel is compiled; see the kernel's ``build``."""
 
@@ -39,6 +49,7 @@ class Form:
         self.mode, self.source, self.columns = mode, source, columns
         self.k, self.by_score, self.low, self.wide, self.forced = k, by_score, low, wide, forced
         self.element, self.threads = element, threads
+        self.owned = mode in ("owner", "split")  # a rank merges a row for the others, or for itself
         self.small = k == RUN
         self.pairs = 1 if self.small else k // (2 * threads)  # that a thread takes from each source
 
@@ -76,34 +87,89 @@ def _range(comm: Any, a: Arguments) -> tuple[Any, Any, Any]:
     return _clamped(length, a.columns), begin, end
 
 
+def _open(comm: Any, a: Arguments, form: Form) -> tuple[ScoreRow, Any, Any]:
+    """The row's scores, and the range of columns that are not forced."""
+    address = a.scores + fx.Int64(a.row) * a.stride * fx.Int64(form.element.width // 8)
+    length, begin, end = _range(comm, a)
+    return ScoreRow(address, form.element, length, form.wide, ID_BITS, form.low), begin, end
+
+
+def _load(form: Form, row: ScoreRow) -> tuple[list[Any], Any]:
+    """Of a row that fits registers, this thread's places and what it loads there."""
+    units = max(1, form.columns // (form.threads * row.per_unit))
+    at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * form.threads) for j in range(units)]
+    return at, load_units(row, at)
+
+
+def _ranks(form: Form, row: ScoreRow, loaded: Any, at: list[Any], begin: Any, end: Any) -> list[Any]:
+    ranks = ranks_of(row, loaded, at)
+    return [pin(rank, begin, end, form.low) for rank in ranks] if form.forced else ranks
+
+
+def _fold(form: Form, row: ScoreRow, begin: Any, end: Any) -> Fold:
+    """Of a row that does not."""
+    fold = fold_row(row, form.threads, _IN_FLIGHT)
+    return pinned(fold, begin, end, form.low) if form.forced else fold
+
+
+def _given(a: Arguments) -> tuple[Any, Any]:
+    """Addresses of the row's scores and ids that another kernel has found."""
+    begin = fx.Int64(a.row) * a.stride * fx.Int64(4)
+    return a.scores + begin, a.ids + begin
+
+
 def nominate_row(comm: Any, a: Arguments, form: Form, chosen: Any, scratch: Scratch) -> Any:
     """The row's local best into ``chosen``; how many."""
-    address = a.scores + fx.Int64(a.row) * a.stride * fx.Int64(form.element.width // 8)
     if form.source == "candidates":
-        ids = a.ids + fx.Int64(a.row) * a.stride * fx.Int64(4)
         clear(scratch, form.threads)
-        load_nominated(address, ids, a.k, form.k, chosen, form.low, form.threads)
+        load_nominated(*_given(a), a.k, form.k, chosen, form.low, form.threads)
         return fx.Uint32(form.k)
-    length, begin, end = _range(comm, a)
-    need = fx.Uint32((a.k < length).select(a.k, length))
-    row = ScoreRow(address, form.element, length, form.wide, ID_BITS, form.low)
+    row, begin, end = _open(comm, a, form)
+    need = fx.Uint32((a.k < row.length).select(a.k, row.length))
     floor = None
     if form.columns:
-        units = max(1, form.columns // (form.threads * row.per_unit))
-        at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * form.threads) for j in range(units)]
-        loaded = load_units(row, at)
+        at, loaded = _load(form, row)
         clear(scratch, form.threads)
         fx.gpu.barrier()
-        ranks = ranks_of(row, loaded, at)
-        if form.forced:
-            ranks = [pin(rank, begin, end, form.low) for rank in ranks]
+        ranks = _ranks(form, row, loaded, at, begin, end)
         fold = fold_ranks(ranks)
         if form.small:
             floor = group_floor(ranks, need, ID_BITS, scratch, form.threads)
     else:
         clear(scratch, form.threads)
         fx.gpu.barrier()
-        fold = fold_row(row, form.threads, _IN_FLIGHT)
-        if form.forced:
-            fold = pinned(fold, begin, end, form.low)
-    return nominate(fold, fx.Uint32(length), need, form.k, chosen, scratch, form.threads, floor)
+        fold = _fold(form, row, begin, end)
+    return nominate(fold, fx.Uint32(row.length), need, form.k, chosen, scratch, form.threads, floor)
+
+
+@flyc.jit
+def _settled(comm: Any, a: Arguments, low: bool, floor: Any, rank: Any) -> Any:
+    """The rank with its global id, or 0 for one below ``floor``: an id costs two divisions."""
+    settled = fx.Uint64(0)
+    if (rank >= floor) & (rank != fx.Uint64(0)):
+        settled = global_rank(comm, rank, a.granule, low)
+    return settled
+
+
+def elements(comm: Any, a: Arguments, form: Form) -> tuple[Fold, Callable[[Any], Fold]]:
+    """All that this rank has of the row, for ``threshold.find_threshold``: a fold whose ranks are right in their
+    scores, and, of all not below a floor, one with global ids."""
+    if form.source == "scores" and not form.columns:
+        rough = _fold(form, *_open(comm, a, form))
+        return (
+            rough,
+            lambda floor: (
+                lambda step, state: rough(
+                    lambda rank, so_far: step(_settled(comm, a, form.low, floor, rank), so_far), state
+                )
+            ),
+        )
+    if form.source == "candidates":
+        at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * form.threads) for j in range(max(1, form.k // form.threads))]
+        ranks = [given_rank(*_given(a), i, a.k, form.low) for i in at]
+    else:
+        row, begin, end = _open(comm, a, form)
+        at, loaded = _load(form, row)
+        ranks = _ranks(form, row, loaded, at, begin, end)
+    fold = fold_ranks([_settled(comm, a, form.low, fx.Uint64(0), rank) for rank in ranks])
+    return fold, lambda floor: fold

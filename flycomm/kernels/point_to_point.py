@@ -15,6 +15,7 @@ import flycomm.primitives as fc
 from flycomm.channel import received_offset, sent_offset, signal_offset
 from flycomm.epoch import next_epoch
 from flycomm.kernels._launch import null_pointer, peers_placeholder
+from flycomm.primitives import trace
 from flycomm.primitives.access import load_element, release, store_element
 from flycomm.primitives.call import Call, fail
 
@@ -27,6 +28,7 @@ def _put(call: Call, channel: Any, peer: Any, target: Any) -> None:
         release()
         fc.signal.signal(target + fx.Int64(signal_offset(channel, call.comm.rank)), count, fx.Uint32(0))
         store_element(counter, count)
+    trace.end(call, "call")
 
 
 @flyc.jit
@@ -41,6 +43,7 @@ def _wait(call: Call, channel: Any, peer: Any) -> None:
             store_element(counter, count)
         else:
             fail(call, "wait_signal", peer, count, fc.signal.epoch_of(seen), reason)
+    trace.end(call, "call")
 
 
 def build_put_signal(world: int, dtype: str, blocks: int, threads: int) -> tuple[Any, tuple[Any, ...]]:

@@ -2,10 +2,11 @@
 """The k best of rows whose scores are spread over ranks: nominate, push, merge, in one launch; a block a row.
 
 Modes: "all": every rank gets every row's best; "shard": of these, a rank gets those that it nominated; "owner": row
-``r``'s best go to one rank, ``r % world`` or ``owners[r]``, and the other ranks get padding. The result is that of one
-rank with all scores, to the bit. Sources: "scores": each block selects from its row of local scores, which are read
-once if they are few enough for its registers (a class of columns), else a few times; "candidates": another kernel has
-found the best k, as f32 scores and i32 local ids (rows × k, -1 for none).
+``r``'s best go to one rank, ``r % world`` or ``owners[r]``, and the other ranks get padding; "split" (``k`` over 64):
+what "all" gives, by way of rank ``r % world``, which merges and pushes the result. The result is that of one rank with
+all scores, to the bit. Sources: "scores": each block selects from its row of local scores, which are read once if they
+are few enough for its registers (a class of columns), else a few times; "candidates": another kernel has found the best
+k, as f32 scores and i32 local ids (rows × k, -1 for none).
 
 Arguments of a launch: ``(comm, tag, scores, ids, lengths, owners, out_scores, out_ids, out_counts, columns, stride, k,
 granule, spread, first, last, rows, stream)``. ``scores``: rows ``stride`` (i64) elements apart, of ``columns`` each;
@@ -15,8 +16,8 @@ with global lengths: the first ``first`` and the last ``last`` positions of a ro
 f32 and i32 (rows × k), i32 (rows,). ``rows``, at most the channel's blocks, and ``k`` are alike on all ranks.
 
 The channel has two buffers of at least ``rows * class * 8`` bytes a source, zero at first. One class of k uses it, and
-either "owner" or the other modes (docs: memory model of the top-k exchange). A call that fails gives NaN, ids -1 and
-counts -1.
+either "owner" and "split" or the other modes (docs: memory model of the top-k exchange). A call that fails gives NaN,
+ids -1 and counts -1.
 """
 
 from collections.abc import Callable
@@ -30,64 +31,17 @@ import flycomm.primitives as fc
 from flycomm.dtypes import REDUCIBLE
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization
-from flycomm.kernels._topk_exchange_row import Arguments, Form, nominate_row, of_row, owner_of
+from flycomm.kernels._topk_exchange_meet import merge_row, parted, push_row
+from flycomm.kernels._topk_exchange_row import Arguments, Form, nominate_row, of_row
 from flycomm.primitives import packet
-from flycomm.primitives.block_scan import GROUP, Scratch, read
-from flycomm.primitives.call import Call
-from flycomm.primitives.candidates import push_candidates
-from flycomm.primitives.merge import RUN, merge_block, merge_runs
+from flycomm.primitives.block_scan import GROUP, Scratch
+from flycomm.primitives.merge import RUN
 from flycomm.primitives.nominate import settle
 from flycomm.primitives.result import Rule, emit
-from flycomm.primitives.select_group import sort_group
-from flycomm.primitives.token import await_tokens, send_tokens
+from flycomm.primitives.token import send_tokens
 
 MODES = ("all", "shard", "owner")
 SOURCES = ("scores", "candidates")
-
-
-@flyc.jit
-def _push_run(call: Call, form: Form, own: Any, lane: Any, group: Any, owner: Any) -> None:
-    """Each peer's words by a group of its own, as far as there are groups."""
-    groups = form.threads // GROUP
-    for j in fx.range_constexpr(1, call.comm.world):
-        if group == fx.Int32(j % groups):
-            push_candidates(call, own, lane, form.k, [j], owner)
-
-
-@flyc.jit
-def _merge_runs(call: Call, form: Form, rule: Rule, own: Any, a: Arguments, mine: Any, chosen: Any, runs: Any) -> None:
-    if mine:
-        merge_runs(call, rule, own, a.k, chosen, runs)
-
-
-@flyc.jit
-def _merge_block(call: Call, rule: Rule, own: Any, at: Any, a: Arguments, mine: Any, chosen: Any, scratch: Any) -> None:
-    if mine:
-        merge_block(call, rule, own, at, a.k, chosen, scratch)
-
-
-def _exchange(call: Call, form: Form, a: Arguments, rule: Rule, chosen: Any, scratch: Scratch, runs: Any) -> Any:
-    """From what is ``chosen`` here to what comes out; returns whether this rank gets the row."""
-    comm, thread = call.comm, fx.Int32(fx.thread_idx.x)
-    owner = owner_of(comm, a) if form.mode == "owner" else None
-    mine = fx.Boolean(True) if owner is None else owner == comm.rank
-    if form.small:
-        lane = thread % fx.Int32(GROUP)
-        own = list(sort_group(*(read(chosen, lane + fx.Int32(h * GROUP), fx.Uint64) for h in range(2))))
-        _push_run(call, form, own, lane, thread // fx.Int32(GROUP), owner)
-        packet.meet(call)
-        _merge_runs(call, form, rule, own, a, mine, chosen, runs)
-    else:
-        at = [thread + fx.Int32(n * form.threads) for n in range(form.pairs)]
-        own = [read(chosen, pair * fx.Int32(2) + fx.Int32(h), fx.Uint64) for pair in at for h in range(2)]
-        for n, pair in enumerate(at):
-            push_candidates(call, own[2 * n : 2 * n + 2], pair, form.k, range(1, comm.world), owner)
-        packet.meet(call)
-        _merge_block(call, rule, own, at, a, mine, chosen, scratch)
-    if owner is not None:
-        await_tokens(call, mine == fx.Boolean(False))
-    fx.gpu.barrier()
-    return mine
 
 
 @cache
@@ -103,7 +57,7 @@ def build(
     def build_one(world: int, dtype: str, blocks: int, threads: int) -> tuple[Any, tuple[Any, ...]]:
         element = getattr(fx, REDUCIBLE[dtype].fx_name)
         form = Form(mode, source, columns, k, by_score, low, wide, forced, element, threads)
-        rule = Rule(k, threads, by_score, low, mode == "shard", mode == "owner")
+        rule = Rule(k, threads, by_score, low, mode == "shard", form.owned)
         peers = fc.peers_type(world, blocks)
 
         @flyc.kernel(name=f"topk_exchange_{mode}", known_block_size=[threads, 1, 1])
@@ -121,11 +75,14 @@ def build(
             pointers = (scores, ids, lengths, owners, out_scores, out_ids, out_counts)
             a = Arguments(pointers, columns, stride, k, granule, spread, (first, last))
             call = fc.begin(comm, tag, shared)
-            if fx.const_expr(mode == "owner"):
+            if fx.const_expr(form.owned):
                 send_tokens(call)
             total = nominate_row(comm, a, form, chosen, scratch)
             settle(comm, chosen, total, form.k, granule, low, threads)
-            mine = _exchange(call, form, a, rule, chosen, scratch, runs)
+            part = parted(call, form, a)
+            own = push_row(call, form, part, chosen)
+            packet.meet(call)
+            mine = merge_row(call, form, a, rule, part, own, chosen, scratch, runs)
             call.ok = call.live & (call.failed[0] == fx.Int32(0))
             begin = fx.Int64(a.row) * fx.Int64(k) * fx.Int64(4)
             emit(rule, chosen, k, mine, call.ok, a.out_scores + begin, a.out_ids + begin, of_row(a.out_counts, a.row))

@@ -12,6 +12,8 @@
 ``all_reduce_rms_norm(Tensor input, Tensor residual, Tensor weight, float eps, bool gemma, str group_name)
 -> (Tensor, Tensor)``                                                           normed, residual out
 ``all_reduce_rms_norm_quant(…, str quantize, Tensor? scale, …) -> (Tensor, Tensor, Tensor)``  8 bits, scales, residual
+``moe_finalize_all_reduce_rms_norm(Tensor expert_out, Tensor topk_weights, Tensor residual, Tensor weight,
+Tensor? index, Tensor? shared, float eps, bool gemma, str group_name) -> (Tensor, Tensor)``, ``…_quant``: of experts
 ``barrier(str group_name) -> ()``, ``put_signal(int dst_rank, int channel, str group_name) -> ()``,
 ``wait_signal(int src_rank, int channel, str group_name) -> ()``                 eager only: no tensor orders them
 ``topk(Tensor scores, int k, Tensor? lengths=None, …) -> (Tensor, Tensor, Tensor)`` of one device, with no group
@@ -22,6 +24,6 @@ An in-place op returns nothing: an alias annotation on a return fails under ``to
 those of torch's own functional collectives, where it has them.
 """
 
-from flycomm.ops import collectives, exchange, fused, signals, topk
+from flycomm.ops import collectives, exchange, experts, fused, signals, topk
 
-__all__ = ["collectives", "exchange", "fused", "signals", "topk"]
+__all__ = ["collectives", "exchange", "experts", "fused", "signals", "topk"]

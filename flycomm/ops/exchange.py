@@ -21,6 +21,7 @@ def _fake(
     mode: str = "all",
     order: str = "score",
     tie_break: str = "low",
+    algo: str = "auto",
 ) -> Result:
     shape = (scores.shape[0], k)
     ids = scores.new_empty(shape, dtype=torch.int32)
@@ -29,7 +30,7 @@ def _fake(
 
 @op(
     "topk_exchange(Tensor scores, Tensor? lengths, int k, str group_name, int granule=1, str mode='all',"
-    " str order='score', str tie_break='low') -> (Tensor, Tensor, Tensor)",
+    " str order='score', str tie_break='low', str algo='auto') -> (Tensor, Tensor, Tensor)",
     _fake,
 )
 def topk_exchange(
@@ -41,11 +42,12 @@ def topk_exchange(
     mode: str = "all",
     order: str = "score",
     tie_break: str = "low",
+    algo: str = "auto",
 ) -> Result:
     """Scores, global ids and counts of the ``k`` best of each row."""
     communicator = lookup(group_name)
     layout = ShardLayout(communicator.world_size, granule)
     found: Result = communicator.topk_exchange(
-        scores, lengths, k, layout=layout, mode=mode, order=order, tie_break=tie_break
+        scores, lengths, k, layout=layout, mode=mode, order=order, tie_break=tie_break, algo=algo
     )
     return tuple(found)  # type: ignore[return-value]

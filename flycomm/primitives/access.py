@@ -105,6 +105,16 @@ def wait_own_stores() -> None:
     fx.memory_fence(ordering=fx.AtomicOrdering.Release)
 
 
+@overridable
+def land_own_stores() -> None:
+    """Until this thread's earlier stores are in memory: none of them lands on what a peer stores there later.
+
+    For stores to the own segment that a peer may write once it has seen a relaxed word, which carries nothing. The word
+    may be stored by another thread of the block, after a block barrier.
+    """
+    fx.memory_fence(ordering=fx.AtomicOrdering.Release)
+
+
 def release() -> None:
     """Publish every earlier write of this thread at system scope, cached memory too."""
     fx.memory_fence(ordering=fx.AtomicOrdering.Release)

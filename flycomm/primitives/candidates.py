@@ -19,10 +19,10 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.primitives.access import clock, load_pair, store_pair
+from flycomm.primitives.access import load_pair, store_pair
 from flycomm.primitives.call import Call, fail, staging
 from flycomm.primitives.peers import peer_rank, segment
-from flycomm.primitives.poll import POLLS, why_stop
+from flycomm.primitives.poll import until_whole
 
 TAGS = 255
 TAG_BITS = 8
@@ -66,8 +66,8 @@ def push_candidates(
                     store_pair(segment(comm, j) + offset, low, high)
 
 
-def _missing(words: Sequence[Any], tag: Any) -> Any:
-    """Zero (u32) when every word has the tag."""
+def missing(words: Sequence[Any], tag: Any) -> Any:
+    """Zero (u32) when every word (u64) has the tag (u32)."""
     rest = fx.Uint32(0)
     for word in words:
         rest = rest | ((fx.Uint32(word) & fx.Uint32((1 << TAG_BITS) - 1)) ^ tag)
@@ -93,25 +93,15 @@ def take_candidates(call: Call, pairs: Sequence[Any], sources: Sequence[Any], du
     ranks = [fx.Uint64(0) for _ in range(2 * len(pairs))]
     if due & call.live:
         addresses = [base + place(call, source, pair, k) for pair, source in zip(pairs, sources, strict=True)]
-        words = _load(addresses)
-        rest = _missing(words, tag)
-        reason = fx.Int32(0)
-        if rest != fx.Uint32(0):
-            started = clock()
-            while (rest != fx.Uint32(0)) & (reason == fx.Int32(0)):
-                polls = fx.Int32(0)
-                while (rest != fx.Uint32(0)) & (polls < fx.Int32(POLLS)):
-                    words = _load(addresses)
-                    rest = _missing(words, tag)
-                    polls = polls + fx.Int32(1)
-                if rest != fx.Uint32(0):
-                    reason = why_stop(comm.limit, started, base)
+        words, reason = until_whole(
+            lambda: _load(addresses), lambda some: missing(some, tag), fx.Boolean(True), comm.limit, base
+        )
         if reason != fx.Int32(0):
             _give_up(call, words, sources, tag, reason)
         if fx.const_expr(reset):
             for address in addresses:
                 store_pair(address, fx.Uint64(0), fx.Uint64(0))
-        arrived = [_missing([word], tag) == fx.Uint32(0) for word in words]
+        arrived = [missing([word], tag) == fx.Uint32(0) for word in words]
         ranks = [
             here.select(word >> fx.Uint64(TAG_BITS), fx.Uint64(0)) for here, word in zip(arrived, words, strict=True)
         ]
@@ -124,7 +114,7 @@ def _give_up(call: Call, words: Sequence[Any], sources: Sequence[Any], tag: Any,
     mask = fx.Uint32((1 << TAG_BITS) - 1)
     peer, seen = sources[-1], fx.Uint32(words[-1]) & mask
     for i in fx.range_constexpr(len(words) - 1, -1, -1):
-        here = _missing([words[i]], tag) != fx.Uint32(0)
+        here = missing([words[i]], tag) != fx.Uint32(0)
         peer = here.select(sources[i // 2], peer)
         seen = here.select(fx.Uint32(words[i]) & mask, seen)
     fail(call, "candidate", peer, tag, seen, reason)

@@ -9,6 +9,8 @@ import flydsl.expr as fx
 from flydsl._mlir import ir
 from flydsl._mlir.dialects import llvm
 
+from flycomm.primitives._matrix_cuda import multiply as multiply
+from flycomm.primitives._matrix_cuda import prepare as prepare
 from flycomm.primitives.access import pointer
 
 
@@ -40,3 +42,8 @@ def load_pair(address: Any) -> Any:
         has_side_effects=True,
     )
     return tuple(fx.Uint64(llvm.extractvalue(word, pair, [half])) for half in range(2))
+
+
+def pause() -> None:
+    """``nanosleep`` takes between nothing and twice the nanoseconds that it is given."""
+    llvm.inline_asm(None, [], "nanosleep.u32 500;", "", has_side_effects=True)

@@ -20,11 +20,10 @@ from flycomm.primitives.call import Call
 from flycomm.primitives.candidates import ID_BITS, take_candidates
 from flycomm.primitives.nominate import least
 from flycomm.primitives.peers import peer_rank
-from flycomm.primitives.result import Rule, sorted_by
+from flycomm.primitives.result import Rule, arrange, keep, sorted_by
 from flycomm.primitives.score_row import fold_ranks
 from flycomm.primitives.select import compact, places, refine
 from flycomm.primitives.select_group import lane_steps, sort_group
-from flycomm.primitives.sort import sort_block
 
 RUN = 2 * GROUP  # ranks that a group of lanes keeps
 
@@ -95,13 +94,6 @@ def merge_runs(call: Call, rule: Rule, own: Sequence[Any], k: Any, chosen: Any, 
     _write_run(chosen, lane, best, group == fx.Int32(0))
 
 
-@flyc.jit
-def _keep(chosen: Any, room: int, i: Any, rank: Any) -> None:
-    """Ranks that disagree about who has which id can nominate it twice: nothing is written past the end then."""
-    if i < fx.Uint32(room):
-        write(chosen, fx.Int32(i), rank)
-
-
 def _present(rank: Any, count: Any) -> Any:
     return count + (rank != fx.Uint64(0)).select(fx.Uint32(1), fx.Uint32(0))
 
@@ -124,12 +116,5 @@ def merge_block(
     bound = refine(fold, total, least(), need, room, ID_BITS, scratch, rule.threads)
     kept = fold_ranks(own) if rule.own else fold
     place, count = places(kept, bound, scratch, rule.threads)
-    compact(kept, bound, place, partial(_keep, chosen, rule.k))
-    fx.gpu.barrier()
-    i = fx.Int32(fx.thread_idx.x)
-    while i < fx.Int32(rule.k):
-        rank = sorted_by(rule, read(chosen, i, fx.Uint64))
-        write(chosen, i, (fx.Uint32(i) < count).select(rank, fx.Uint64(0)))
-        i = i + fx.Int32(rule.threads)
-    fx.gpu.barrier()
-    sort_block(chosen, rule.k, rule.threads)
+    compact(kept, bound, place, partial(keep, chosen, rule.k))
+    arrange(rule, chosen, count)

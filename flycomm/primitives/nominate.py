@@ -63,7 +63,8 @@ def nominate(fold: Fold, total: Any, need: Any, k: int, chosen: Any, scratch: Sc
 
 
 @flyc.jit
-def _given(scores: Any, ids: Any, i: Any, k: Any, low: bool) -> Any:
+def given_rank(scores: Any, ids: Any, i: Any, k: Any, low: bool) -> Any:
+    """The rank of the ``i``-th (i32) of ``k`` f32 scores and i32 ids by address; 0 beyond them, or if its id is -1."""
     rank = fx.Uint64(0)
     if i < k:
         index = load_element(ids + fx.Int64(i) * fx.Int64(4), fx.Int32)
@@ -77,8 +78,14 @@ def load_nominated(scores: Any, ids: Any, count: Any, k: int, chosen: Any, low: 
     """To ``chosen``: ``count`` (i32) <= ``k`` f32 scores and i32 local ids, all different, -1 for none, by address."""
     i = fx.Int32(fx.thread_idx.x)
     while i < fx.Int32(k):
-        write(chosen, i, _given(scores, ids, i, count, low))
+        write(chosen, i, given_rank(scores, ids, i, count, low))
         i = i + fx.Int32(threads)
+
+
+def global_rank(comm: Any, local: Any, granule: Any, low: bool) -> Any:
+    """A local rank (u64, not 0) with its global id; ``granule`` (i32): of :mod:`flycomm.primitives.shard`."""
+    key, index = element_of(local, ID_BITS, low)
+    return rank_of(key, global_of(index, comm.rank, fx.Int32(comm.world), granule), ID_BITS, low)
 
 
 @flyc.jit
@@ -91,8 +98,7 @@ def settle(comm: Any, chosen: Any, total: Any, k: int, granule: Any, low: bool, 
     i = fx.Int32(fx.thread_idx.x)
     while i < fx.Int32(k):
         local = read(chosen, i, fx.Uint64)
-        key, index = element_of(local, ID_BITS, low)
-        rank = rank_of(key, global_of(index, comm.rank, fx.Int32(comm.world), granule), ID_BITS, low)
+        rank = global_rank(comm, local, granule, low)
         held = (fx.Uint32(i) < total) & (local != fx.Uint64(0))
         write(chosen, i, held.select(rank, fx.Uint64(0)))
         i = i + fx.Int32(threads)

@@ -7,9 +7,10 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.primitives.access import store_element
-from flycomm.primitives.block_scan import read
+from flycomm.primitives.block_scan import read, write
 from flycomm.primitives.candidates import ID_BITS
-from flycomm.primitives.rank import element_of, score_of
+from flycomm.primitives.rank import element_of, rank_of, score_of
+from flycomm.primitives.sort import sort_block
 
 _KEY_BITS = 32
 _INDEX_MASK = 0x7FFFFFFF
@@ -36,6 +37,38 @@ def sorted_by(rule: Rule, rank: Any) -> Any:
     key, index = element_of(rank, ID_BITS, rule.low)
     turned = (fx.Uint64(fx.Uint32(index) ^ fx.Uint32(_INDEX_MASK)) << fx.Uint64(_KEY_BITS)) | fx.Uint64(key)
     return (rank != fx.Uint64(0)).select(turned, fx.Uint64(0))
+
+
+def unsorted(rule: Rule, word: Any) -> Any:
+    """The rank of which ``word`` is what :func:`sorted_by` gives."""
+    if rule.by_score:
+        return word
+    index = fx.Int32(fx.Uint32(word >> fx.Uint64(_KEY_BITS)) ^ fx.Uint32(_INDEX_MASK))
+    return (word != fx.Uint64(0)).select(rank_of(fx.Uint32(word), index, ID_BITS, rule.low), fx.Uint64(0))
+
+
+@flyc.jit
+def keep(chosen: Any, room: int, i: Any, rank: Any) -> None:
+    """Write ``chosen[i]`` (``i`` u32). Ranks that disagree about who has which id can have it twice: nothing is written
+    past the end then."""
+    if i < fx.Uint32(room):
+        write(chosen, fx.Int32(i), rank)
+
+
+@flyc.jit
+def arrange(rule: Rule, chosen: Any, count: Any) -> None:
+    """Sort the first ``count`` (u32) ranks in ``chosen`` by :func:`sorted_by`, and fill what follows with 0.
+
+    Every thread of the block calls it; it begins and ends with a block barrier.
+    """
+    fx.gpu.barrier()
+    i = fx.Int32(fx.thread_idx.x)
+    while i < fx.Int32(rule.k):
+        rank = sorted_by(rule, read(chosen, i, fx.Uint64))
+        write(chosen, i, (fx.Uint32(i) < count).select(rank, fx.Uint64(0)))
+        i = i + fx.Int32(rule.threads)
+    fx.gpu.barrier()
+    sort_block(chosen, rule.k, rule.threads)
 
 
 @flyc.jit

@@ -9,6 +9,7 @@ import flydsl.expr as fx
 from flydsl._mlir.dialects import rocdl
 from flydsl.compiler import get_backend
 
+from flycomm.primitives._matrix_rocm import multiply as multiply
 from flycomm.primitives.access import load_relaxed, store_relaxed
 
 
@@ -22,6 +23,11 @@ def wait_own_stores() -> None:
         rocdl.s_wait_storecnt(0)
     else:
         fx.rocdl.s_waitcnt(vmcnt=0)
+
+
+def land_own_stores() -> None:
+    """A store that ``vmcnt`` no longer counts is in memory: segments are not cached, nothing has to be written back."""
+    wait_own_stores()
 
 
 def store_flag(address: Any, value: Any) -> None:
@@ -40,3 +46,8 @@ def pull_fragment(address: Any, dtype: Any) -> Any:
     """Two halves at system scope: never a scalar load, never a line that a cache still holds."""
     halves = [load_relaxed(address + fx.Int64(8 * half)) for half in range(2)]
     return fx.Vector.from_elements(halves, fx.Uint64).bitcast(dtype)
+
+
+def pause() -> None:
+    """``s_sleep`` counts in 64 clocks of the compute unit: 1024, at 2.1 GHz half a microsecond."""
+    rocdl.s_sleep(16)

@@ -37,7 +37,14 @@ def merged(base: Table, arch: str, world: int, found: Found, graphs: bool, how: 
                 lanes[world - 1][captured] = spliced(lanes[world - 1][captured], op, choices)
         rows += _regrouped(lanes)
     told = [part for part in base.how.split(_BETWEEN) if not part.startswith(f"{how[0]}: ")]
-    table = Table(arch, "measured", _BETWEEN.join([f"{how[0]}: {how[1]}", *told]), tuple(rows))
+    table = Table(
+        arch,
+        "measured",
+        _BETWEEN.join([f"{how[0]}: {how[1]}", *told]),
+        tuple(rows),
+        mono=base.mono,
+        indexer=base.indexer,
+    )
     return parse(table.to_json(), "the tuned table")
 
 

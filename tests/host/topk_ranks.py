@@ -39,6 +39,7 @@ class Case:
     wide: bool = True
     local_lengths: bool = False
     owners: tuple[int, ...] = ()
+    algo: str = "auto"
     seed: int = 0
 
     @property
@@ -98,6 +99,7 @@ def call(comm: Any, case: Case) -> tuple[np.ndarray, ...]:
     own = torch.tensor([layout.local_length(int(one), comm.rank) for one in visible], dtype=torch.int32)
     x = share(case, comm.rank, comm.device)
     options: dict[str, Any] = {"layout": layout, "mode": case.mode, "order": case.order, "tie_break": case.tie_break}
+    options["algo"] = case.algo
     if case.owners:
         options["owners"] = torch.tensor(case.owners, dtype=torch.int32, device=comm.device)
     if case.given:

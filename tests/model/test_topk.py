@@ -74,6 +74,30 @@ def test_a_row_has_an_owner_who_resets_and_the_others_wait_for_tokens(shape: Sha
     assert_right(system(shape, PLAIN))
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(rows=(1,) * 4, owners=(0,), back=(True,)),
+        Shape(rows=(2, 1, 2), owners=(0, 1), back=(True,)),
+        Shape(rows=(1,) * 6, owners=(0, 1, 1), words=(2, 1), first_epoch=9, back=(True,)),
+        Shape(world=3, rows=(1, 1), owners=(0, 1), back=(True,)),
+        Shape(rows=(1, 1, 1), owners=(0,), limit=frozenset({(0, 2)}), back=(True,)),
+        Shape(rows=(1, 1, 1), owners=(0,), limit=frozenset({(1, 2)}), back=(True,)),
+        pytest.param(Shape(world=3, rows=(1, 1, 1), owners=(0,), back=(True,)), marks=pytest.mark.full),
+    ],
+    ids=name,
+)
+def test_an_owner_pushes_its_result_to_where_it_would_push_its_keys(shape: Shape) -> None:
+    assert_right(system(shape, PLAIN))
+
+
+def test_calls_that_push_it_and_calls_that_do_not_share_a_channel() -> None:
+    """Because who takes a word zeroes it: while the owner keeps its result, the others' words of it rest."""
+    shape = Shape(rows=(1,) * 7, owners=(0,), back=(True, *[False] * 5))
+    assert_right(system(shape, PLAIN))
+    assert_finds(system(shape, NEVER), "call 7 takes the keys of calls (1,)")
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_owner_less_rank_without_a_token_overwrites(world: int) -> None:
     shape = replace(OWNED, world=world, rows=(1, 1, 1))

@@ -33,12 +33,16 @@ class Shape:
     words: tuple[int, ...] = (1,)  # of a row that a call asks for: its k; a slot holds the most of them
     first_epoch: int = 0
     limit: frozenset[tuple[int, int]] = frozenset()  # (rank, call) whose waits may give up at any time
+    back: tuple[bool, ...] = (False,)  # whether the owner pushes its result to the others, call by call, over and over
 
     def owner(self, call: int) -> int:
         return self.owners[(call - 1) % len(self.owners)]
 
     def k(self, call: int) -> int:
         return self.words[(call - 1) % len(self.words)]
+
+    def shares(self, call: int) -> bool:
+        return self.back[(call - 1) % len(self.back)] and self.owner(call) != EVERYBODY
 
     def peers(self, rank: int) -> list[int]:
         return [q for q in range(self.world) if q != rank]
@@ -101,10 +105,22 @@ class Block:
             for i in self.used(call)
         ]
 
+    def push_back(self, call: int) -> list[Step]:
+        return [
+            Store(self.word(q, self.rank, i), lambda r: (self.tag(r), call), when=well)
+            for q in self.shape.peers(self.rank)
+            for i in self.used(call)
+        ]
+
+    def sources(self, call: int) -> list[int]:
+        """Of what this rank takes: of all, or of the owner."""
+        owner = self.shape.owner(call)
+        return self.shape.peers(self.rank) if owner in (EVERYBODY, self.rank) else [owner]
+
     def zero(self, call: int, ago: int) -> list[Step]:
         return [
             Store(self.word(self.rank, q, i, ago), fixed(EMPTY), when=well)
-            for q in self.shape.peers(self.rank)
+            for q in self.sources(call)
             for i in self.used(call)
         ]
 
@@ -131,7 +147,7 @@ class Block:
                 raise Fault(f"call {call} takes the keys of calls {found}")
             return r
 
-        words = [self.word(self.rank, q, i) for q in self.shape.peers(self.rank) for i in self.used(call)]
+        words = [self.word(self.rank, q, i) for q in self.sources(call) for i in self.used(call)]
         steps = [self.wait(words, ready, judge, call)]
         return steps + (self.zero(call, 0) if self.v.reset == "take" else [])
 
@@ -164,8 +180,11 @@ class Block:
                 if self.shape.owner(call) in (EVERYBODY, self.rank):
                     steps += self.take(call)
                     taken = call
+                    if self.shape.shares(call):
+                        steps += self.push_back(call)
                 else:
                     steps += self.await_tokens(call)
+                    steps += self.take(call) if self.shape.shares(call) else []
                     taken = 0
                 steps += self.give_up()
             steps.append(Barrier((self.rank,), drain=True))

@@ -78,6 +78,8 @@ def test_rows_have_a_size_in_every_measure():
     assert alone == Case(1200, "f32", rows=3, columns=100, k=7)
     (spread,) = _cases("topk_exchange", "--rows", "3", "--columns", "100", "--k", "7", "--exchange-mode", "owner")
     assert spread == Case(600, "bf16", rows=3, columns=100, k=7, exchange_mode="owner")
+    (how,) = _cases("topk_exchange", "--rows", "3", "--columns", "100", "--k", "7", "--algo", "radix")
+    assert (how.exchange_mode, how.algo) == ("all", "radix")
 
 
 def test_what_is_measured_without_a_word_of_sizes():
@@ -94,7 +96,7 @@ def test_what_is_measured_without_a_word_of_sizes():
         ("all_gather", "--bytes", "2KiB,1536", "--dtype", "f32,bf16"),
         ("all_reduce_norm", "--rows", "1,4", "--hidden", "64"),
         ("topk", "--rows", "2", "--columns", "64,65", "--k", "1,2"),
-        ("topk_exchange", "--rows", "2", "--columns", "64", "--k", "3", "--exchange-mode", "shard"),
+        ("topk_exchange", "--rows", "2", "--columns", "64", "--k", "3", "--exchange-mode", "shard", "--algo", "push"),
     ],
 )
 def test_the_words_of_cases_give_them_again(words):

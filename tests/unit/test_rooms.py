@@ -43,6 +43,7 @@ ROOMS = (
     "fused",
     "signals",
     "symmetric",
+    "trace",
     "communicator",
     "start",
     DOOR,
@@ -52,6 +53,7 @@ ROOMS = (
     "tune",
     "integrations",
     "compile",
+    "litmus",
     "doctor",
     "__main__",
 )

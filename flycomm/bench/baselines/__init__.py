@@ -16,6 +16,9 @@ rccl_separate
 nccl_compiled         the same with these in one kernel of torch.compile
 flycomm_separate      torch's own kernels after flycomm's all-reduce
 flashinfer_fused      all of it in TensorRT-LLM's one-shot kernel, the better of PDL on and off
+gloo_experts, nccl_…  the experts' weighted sum by torch's batched product, then as gloo_separate, nccl_separate
+rccl_experts
+flycomm_apart         flycomm's fused norm after that product
 torch_topk            ``torch.topk``
 gloo_gather_topk,     top-k exchange: ``torch.topk``, two all-gathers, ``torch.topk``
 nccl_…, rccl_…
@@ -35,6 +38,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from flycomm.bench.baselines.distributed import Gloo, Nccl, NcclWindow, Rccl
+from flycomm.bench.baselines.experts import FlycommApart, GlooExperts, NcclExperts, RcclExperts
 from flycomm.bench.baselines.flashinfer import FlashInferOneShot
 from flycomm.bench.baselines.mono import SeparateFlycomm, SeparateGloo, SeparateNccl, SeparateRccl
 from flycomm.bench.baselines.separate import (
@@ -70,6 +74,10 @@ REGISTRY: dict[str, Variants] = {
     "rccl_separate": (RcclSeparate,),
     "flycomm_separate": (FlycommSeparate,),
     "flashinfer_fused": (partial(FlashInferFused, pdl=False), partial(FlashInferFused, pdl=True)),
+    "gloo_experts": (GlooExperts,),
+    "nccl_experts": (NcclExperts,),
+    "rccl_experts": (RcclExperts,),
+    "flycomm_apart": (FlycommApart,),
     "torch_topk": (TorchTopk,),
     "gloo_gather_topk": (GlooGatherTopk,),
     "nccl_gather_topk": (NcclGatherTopk,),

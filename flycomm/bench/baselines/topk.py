@@ -43,7 +43,7 @@ class _GatherTopk(OfGroup):
         self._ids = torch.empty(shape, dtype=torch.int32, device=context.device)
 
     def call(self, index: int) -> Pair:
-        scores, _, k, _ = self._inputs[index]
+        scores, _, k, *_ = self._inputs[index]
         values, local = torch.topk(scores, k, dim=1)
         all_gather(self._values, values, group=self._group)
         all_gather(self._ids, local.int() * self._world + self._rank, group=self._group)

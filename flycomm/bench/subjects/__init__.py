@@ -5,8 +5,9 @@
 all_reduce, all_gather,            the collectives (``ours``, ``problem``): sizes in ``--bytes``
 reduce_scatter
 all_reduce_norm                    ``norm``: all-reduce + residual + RMSNorm, by ``--rows`` and ``--hidden``
+moe_finalize_norm                  ``experts``: of the weighted sums of ``--k`` experts' rows, the same
 topk                               ``topk``: of one device, by ``--rows``, ``--columns`` and ``--k``; every rank its own
-topk_exchange                      ``exchange``: over all ranks' scores, the same and ``--exchange-mode``
+topk_exchange                      ``exchange``: over all ranks' scores, also ``--exchange-mode``, ``--algo``
 mono_ffn                           ``mono``: a feed-forward layer, by ``--rows``, ``--hidden``, ``--intermediate``
 ================================== ==================================================================================
 
@@ -23,7 +24,7 @@ from flycomm.bench.contender import Contender, Context
 from flycomm.bench.ours import Flycomm
 from flycomm.bench.problem import Case, Checked, Problem
 from flycomm.bench.ranks import DEFAULT_WORLD
-from flycomm.bench.subjects import exchange, mono, norm, topk
+from flycomm.bench.subjects import exchange, experts, mono, norm, topk
 from flycomm.geometry import SYNC, Geometry
 
 
@@ -63,13 +64,20 @@ SUBJECTS: dict[str, Subject] = {
         norm.grid,
         {"rows": "1,4,16", "hidden": "4096,6144,7168"},
     ),
+    experts.NAME: Subject(
+        experts.FlycommExperts,
+        experts.ExpertProblem,
+        norm.protocol,
+        norm.grid,
+        {"rows": "1,4,16", "hidden": "4096,7168", "k": "8"},
+    ),
     "topk": Subject(topk.FlycommTopk, topk.TopkProblem, topk.protocol, None, _TOPK, 1),
     "topk_exchange": Subject(
         exchange.FlycommExchange,
         exchange.ExchangeProblem,
         exchange.protocol,
         None,
-        {**_TOPK, "exchange-mode": "all"},
+        {**_TOPK, "exchange-mode": "all", "algo": None},
     ),
     "mono_ffn": Subject(
         mono.FlycommMono,

@@ -16,7 +16,8 @@ from flycomm.bench.contender import Contender, Context
 from flycomm.bench.problem import BUFFERS, Case
 from flycomm.bench.reference import DTYPES, Verdict, make_input, worst
 from flycomm.bench.subjects.best import Best, best
-from flycomm.kernels._topk_exchange_plan import channel_name
+from flycomm.kernels._topk_exchange_plan import RADIX_BLOCKS, lane_channels
+from flycomm.topk.choice import ALGOS, choose
 
 
 class ExchangeInput(NamedTuple):
@@ -24,6 +25,7 @@ class ExchangeInput(NamedTuple):
     lengths: torch.Tensor  # (rows,) i32: all keys of all ranks
     k: int
     mode: str
+    algo: str
 
 
 class ExchangeProblem:
@@ -32,13 +34,15 @@ class ExchangeProblem:
     def __init__(self, context: Context, case: Case):
         world, rank = context.world.size, context.world.rank
         rows, columns, k, mode = case.rows or 0, case.columns or 0, case.k or 0, case.exchange_mode or ""
+        algo = case.algo or ALGOS[0]
         self.inputs: list[ExchangeInput] = []
         self._expected: list[Best] = []
         for buffer in range(BUFFERS):
             parts = [make_input(one, buffer, rows * columns, DTYPES[case.dtype]) for one in range(world)]
             shards = [one.view(rows, columns) for one in parts]
             lengths = torch.full((rows,), columns * world, dtype=torch.int32)
-            self.inputs.append(ExchangeInput(shards[rank].to(context.device), lengths.to(context.device), k, mode))
+            scores = shards[rank].to(context.device)
+            self.inputs.append(ExchangeInput(scores, lengths.to(context.device), k, mode, algo))
             among = torch.stack(shards, dim=2).view(rows, -1).float()
             values, ids = best(among, k)
             self._expected.append(Best(*on_rank(values, ids, mode, rank, world), among, values))
@@ -72,14 +76,17 @@ class FlycommExchange(Contender):
         self._inputs = list(inputs)
 
     def call(self, index: int) -> tuple[torch.Tensor, ...]:
-        scores, lengths, k, mode = self._inputs[index]
-        return self._comm.topk_exchange(scores, lengths, k, mode=mode)
+        scores, lengths, k, mode, algo = self._inputs[index]
+        return self._comm.topk_exchange(scores, lengths, k, mode=mode, algo=algo)
 
     def enqueue(self, index: int) -> object:
-        scores, lengths, k, mode = self._inputs[index]
-        return torch.ops.flycomm.topk_exchange(scores, lengths, k, self._comm.group_name, 1, mode)
+        scores, lengths, k, mode, algo = self._inputs[index]
+        return torch.ops.flycomm.topk_exchange(scores, lengths, k, self._comm.group_name, 1, mode, algo=algo)
 
 
 def protocol(context: Context, case: Case, captured: bool) -> str:
-    """The channel's name."""
-    return channel_name(case.exchange_mode or "", case.k or 0)
+    """The channel's name, and that a row is split where it is."""
+    rows, k, mode = case.rows or 0, case.k or 0, case.exchange_mode or ""
+    lanes = lane_channels(context.device.type == "cpu", min(rows, RADIX_BLOCKS), k)
+    chosen = choose(lanes, case.algo or ALGOS[0], mode, rows, k, context.world.size)
+    return f"{chosen.wire} split" if chosen.algo == "split" else chosen.wire
