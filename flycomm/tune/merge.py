@@ -13,7 +13,7 @@ from itertools import groupby
 
 from flycomm.channel import MAX_WORLD
 from flycomm.geometry import SMALLEST_CLASS
-from flycomm.tables import LOOPING, OPS, Row, Table, parse
+from flycomm.tables import FUSED, LOOPING, OPS, Row, Table, parse
 from flycomm.tune.choice import Choice, collapsed, rows_of
 
 FILLS_THE_LINK = 16 << 20  # bytes
@@ -29,7 +29,7 @@ def merged(base: Table, arch: str, world: int, found: Found, graphs: bool, how: 
     measured, and by what; it takes the place of what ``base`` says of the same.
     """
     rows: list[Row] = []
-    for op in OPS:
+    for op in (*OPS, *FUSED):
         lanes = [_lanes(base, op, one) for one in range(1, MAX_WORLD + 1)]
         for captured in (False, True):
             choices = found.get((op, captured if graphs else False))

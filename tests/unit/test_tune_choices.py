@@ -20,7 +20,7 @@ from flycomm.bench.collective import Collective
 from flycomm.channel import MAX_WORLD
 from flycomm.geometry import Geometry, size_class
 from flycomm.layout import plan_layout
-from flycomm.tables import LOOPING, OPS, PROTOCOLS, Row, Table, carries, shipped
+from flycomm.tables import FUSED, LOOPING, OPS, PROTOCOLS, Row, Table, carries, shipped
 from flycomm.targets import Capabilities
 from flycomm.tune import checks, merge, report
 from flycomm.tune.candidates import CLOSE, Candidate, Grids, stages
@@ -271,6 +271,11 @@ def test_what_was_not_measured_stays_and_what_was_is_there(arch: str, world: int
             continue
         else:
             assert now == in_force(base, op, one, captured, size)
+    for op, one, captured in itertools.product(FUSED, range(1, MAX_WORLD + 1), (False, True)):
+        now, before = (
+            [replace(row, worlds=(one, one), mode="any") for row in of.of(op, one, captured)] for of in (table, base)
+        )
+        assert now == before, "what is not tuned at all stays too"
 
 
 def test_the_ends_take_what_is_shorter_and_longer():
