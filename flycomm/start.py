@@ -50,8 +50,8 @@ def init(
     or "shipped" (default ``FLYCOMM_TABLE``, else what tune wrote for this chip, else the shipped one).
     ``kernel_channels``: name → (blocks, bytes of all slots), for kernels of your own that call
     :mod:`flycomm.primitives` (:meth:`Communicator.peers`). ``topk``: the most rows and the largest k of
-    :meth:`Communicator.topk_exchange`, which needs channels of its own (default: none). ``debug``: compare every
-    call's arguments across ranks first (default ``FLYCOMM_DEBUG``).
+    :meth:`Communicator.topk_exchange`, which needs channels of its own (default: none); calls with more rows take
+    ``algo="radix"``. ``debug``: compare every call's arguments across ranks first (default ``FLYCOMM_DEBUG``).
 
     Raises :class:`~flycomm.errors.TargetError` when the target cannot run,
     :class:`~flycomm.errors.PeerAccessError` on all ranks when one cannot map a peer (unless it may fall back),
