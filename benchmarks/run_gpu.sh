@@ -12,12 +12,15 @@ name=${1:?give a name for the results, for example h200x2}
 gpus=${2:-$("$python" -c 'import torch; print(torch.cuda.device_count())')}
 shift "$(($# < 2 ? $# : 2))"
 code=0
-for what in ${WHAT:-all_reduce all_gather reduce_scatter all_reduce_norm moe_finalize_norm topk topk_exchange mono_ffn}; do
+all="all_reduce all_gather reduce_scatter all_reduce_norm moe_finalize_norm topk topk_exchange mono_ffn indexer"
+for what in ${WHAT:-$all}; do
   ranks=$gpus
   case $what in
     all_reduce_norm) sizes=(--rows "1,4,16" --hidden "4096,6144,7168" --dtype bf16) ;;
     moe_finalize_norm) sizes=(--rows "1,4,16,48" --hidden "4096,7168" --k 8 --dtype bf16) ;;
     mono_ffn) sizes=(--rows "1,2,4,8,16" --hidden "6144" --intermediate "1024,2048" --dtype bf16) ;;
+    indexer) # a case holds four caches of all its tokens: 2.2 GB of the largest
+      sizes=(--kind "dsa,block_max" --context "32768,65536,262144,1048576" --requests "1,4" --query-rows "4") ;;
     topk) sizes=(--rows "1,16" --columns "65536,262144,1048576" --k "512,2048" --dtype f32) ranks=1 ;;
     topk_exchange) # columns are a rank's
       sizes=(--rows "1,16" --columns "32768,262144" --k "64,512,2048" --dtype f32 --exchange-mode "${MODE:-all}") ;;

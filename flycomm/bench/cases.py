@@ -4,26 +4,32 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from flycomm.bench.problem import Case
 from flycomm.bench.reference import DTYPES
 from flycomm.bench.subjects import SUBJECTS
+from flycomm.bench.subjects.index_cache import FORMATS, KINDS, Shape
 from flycomm.bench.units import format_bytes, parse_bytes, parse_counts, parse_list
 from flycomm.errors import UsageError
 from flycomm.kernels.topk_exchange import MODES
 from flycomm.topk.choice import ALGOS
 
 _WORDS = ("exchange-mode", "algo", "grid")  # not numbers, and one of each
-_NAMES = ("bytes", "rows", "hidden", "intermediate", "projection", "columns", "k", *_WORDS)
+_OF_STEPS = ("context", "requests", "query-rows", "heads", "k")  # numbers of an indexer
+_NAMES = ("bytes", "rows", "hidden", "intermediate", "projection", "columns", *_OF_STEPS, "kind", "format", *_WORDS)
+
+
+_DTYPE = "bf16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One option for each of what a size may be made of; defaults depend on what is measured."""
     add, of_norm = parser.add_argument, SUBJECTS["all_reduce_norm"].options
     of_bytes, of_topk = SUBJECTS["all_reduce"].options["bytes"], SUBJECTS["topk"].options
-    of_experts = SUBJECTS["moe_finalize_norm"].options["k"]
+    of_experts, of_steps = SUBJECTS["moe_finalize_norm"].options["k"], SUBJECTS["indexer"].options
     add("--bytes", metavar="A,B", help=f"of a rank's message, or shard, of a collective (default {of_bytes})")
     add("--rows", metavar="A,B", help=f"default {of_norm['rows']}; of a top-k {of_topk['rows']}")
     add("--hidden", metavar="A,B", help=f"all_reduce_norm: elements of a row (default {of_norm['hidden']})")
@@ -32,10 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grid", metavar="BxT", help="mono_ffn: blocks and threads a block, as in 128x256")
     add("--columns", metavar="A,B", help=f"of a top-k: scores of a row, on a rank (default {of_topk['columns']})")
     selected = f"of a top-k: how many of a row are selected (default {of_topk['k']})"
-    add("--k", metavar="A,B", help=f"{selected}; moe_finalize_norm: experts of a row (default {of_experts})")
+    experts = f"moe_finalize_norm: experts of a row (default {of_experts})"
+    add("--k", metavar="A,B", help=f"{selected}; {experts}; indexer: keys of a row (default: the kind's)")
+    add("--kind", metavar="A,B", help=f"indexer: any of {', '.join(KINDS)} (default {of_steps['kind']})")
+    add("--context", metavar="A,B", help=f"indexer: tokens of a request (default {of_steps['context']})")
+    add("--requests", metavar="A,B", help=f"indexer: requests of a step (default {of_steps['requests']})")
+    add("--query-rows", metavar="A,B", help=f"indexer: query rows of a request (default {of_steps['query-rows']})")
+    add("--format", metavar="A,B", help=f"indexer: of the cache, {', '.join(FORMATS)} (default {of_steps['format']})")
+    add("--heads", metavar="A,B", help="indexer: index heads (default: the kind's)")
     add("--exchange-mode", choices=MODES, help="topk_exchange: every row to all (default), to its owner, or by shard")
     add("--algo", choices=ALGOS, help="topk_exchange: how (default: as its call chooses)")
-    add("--dtype", default="bf16", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default bf16)")
+    add("--dtype", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default {_DTYPE}); an indexer has a --format")
 
 
 def parse(args: argparse.Namespace) -> tuple[Case, ...]:
@@ -47,8 +60,8 @@ def parse(args: argparse.Namespace) -> tuple[Case, ...]:
             sizes = ", ".join(f"--{one}" for one in defaults)
             raise UsageError(f"--{name} {value} means nothing to {args.what}, which is sized by {sizes}; leave it out")
     chosen = {name: default if given[name] is None else given[name] for name, default in defaults.items()}
-    cases = []
-    for dtype in parse_list(args.dtype):
+    cases = _of_steps(chosen, args) if "format" in chosen else []
+    for dtype in [] if "format" in chosen else parse_list(args.dtype or _DTYPE):
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; use these")
         cases += _of_bytes(str(chosen["bytes"]), dtype) if "bytes" in chosen else _of_rows(chosen, dtype)
@@ -85,12 +98,27 @@ def _of_rows(chosen: dict[str, Any], dtype: str) -> list[Case]:
     return cases
 
 
+def _of_steps(chosen: dict[str, Any], args: argparse.Namespace) -> list[Case]:
+    if args.dtype is not None:
+        raise UsageError(f"--dtype {args.dtype} means nothing to {args.what}, whose cache has a --format; leave it out")
+    formats, kinds = parse_list(chosen["format"]), parse_list(chosen["kind"])
+    counts = [[None] if chosen[name] is None else parse_counts(chosen[name], name) for name in _OF_STEPS]
+    names = [name.replace("-", "_") for name in _OF_STEPS]
+    cases = []
+    for format, kind, values in product(formats, kinds, product(*counts)):
+        fields: dict[str, Any] = dict(zip(names, values, strict=True))
+        case = Case(0, format, kind=kind, **fields)
+        cases.append(replace(case, num_bytes=Shape.of(case).share_bytes(1)))
+    return cases
+
+
 def words(cases: tuple[Case, ...]) -> dict[str, Any]:
     """The options, name to value, that give these cases again."""
     found: dict[str, list[str]] = {}
     for case in cases:
         for name, value in case.fields().items():
-            if value is not None and not (name == "bytes" and case.rows is not None):
+            if value is not None and not (name == "bytes" and (case.rows is not None or case.kind is not None)):
                 word = format_bytes(value).replace(" ", "") if name == "bytes" else str(value)
-                found.setdefault(name.replace("_", "-"), []).append(word)
+                option = "format" if name == "dtype" and case.kind is not None else name.replace("_", "-")
+                found.setdefault(option, []).append(word)
     return {name: ",".join(dict.fromkeys(values)) for name, values in found.items()}

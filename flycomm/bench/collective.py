@@ -26,7 +26,7 @@ from flycomm.errors import UsageError
 NAMES = ("all_reduce", "all_gather", "reduce_scatter")
 SHARE = {"all_reduce": "message", "all_gather": "shard", "reduce_scatter": "shard"}  # what ``bytes`` is the size of
 SHARE |= {"all_reduce_norm": "message", "topk": "scores", "topk_exchange": "scores", "mono_ffn": "message"}
-SHARE |= {"moe_finalize_norm": "message"}
+SHARE |= {"moe_finalize_norm": "message", "indexer": "cache"}
 
 
 @dataclass(frozen=True)

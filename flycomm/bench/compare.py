@@ -42,6 +42,11 @@ class Key(NamedTuple):
     k: int | None
     exchange_mode: str | None
     algo: str | None
+    kind: str | None
+    context: int | None
+    requests: int | None
+    query_rows: int | None
+    heads: int | None
     contender: str
 
     def __str__(self) -> str:

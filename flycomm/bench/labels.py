@@ -17,6 +17,8 @@ def collective(row: Row) -> str:
 
 def size(row: Row) -> str:
     """``"8 KiB"``, ``"4 × 7168"``, or ``"4 × 65536, k 2048"`` …; empty where nothing has a size."""
+    if row["kind"] is not None:
+        return f"{_indexer(row)}, {row['context']} tokens"
     if row["rows"] is None:
         return format_bytes(row["bytes"]) if row["bytes"] else ""
     width = row["columns"] if row["hidden"] is None else row["hidden"]
@@ -30,10 +32,18 @@ def size(row: Row) -> str:
 
 def series(row: Row) -> str:
     """What the sizes of one line of a plot have in common beside the dtype: of rows the other measures."""
+    if row["kind"] is not None:
+        return f", {_indexer(row)}"
     if row["hidden"] is not None:
         inner = "".join(f", {key} {row[key]}" for key in ("k", "intermediate", "projection") if row[key])
         return f", hidden {row['hidden']}{inner}"
     return f", {row['rows']} rows, k {row['k']}" if row["rows"] is not None else ""
+
+
+def _indexer(row: Row) -> str:
+    """``"dsa, 4 × 4 rows"``, and what else is not the kind's own: requests × query rows of each."""
+    more = [f"{name} {row[name]}" for name in ("heads", "k") if row[name] is not None]
+    return ", ".join([row["kind"], f"{row['requests']} × {row['query_rows']} rows", *more])
 
 
 def how(row: Row) -> str:

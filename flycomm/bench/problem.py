@@ -20,7 +20,7 @@ class Case:
     """One size; what means nothing to the subject is None."""
 
     num_bytes: int  # of a rank: the message of an all-reduce, the shard of a gather or scatter, the scores of a top-k
-    dtype: str  # a name of dtypes.REDUCIBLE
+    dtype: str  # a name of dtypes.REDUCIBLE; of an indexer the format of its cache
     rows: int | None = None
     hidden: int | None = None  # elements of a row to be normed
     intermediate: int | None = None  # of a feed-forward layer, on a rank
@@ -30,6 +30,11 @@ class Case:
     k: int | None = None
     exchange_mode: str | None = None  # of kernels.topk_exchange.MODES
     algo: str | None = None  # of topk.choice.ALGOS, where it was not left to the call
+    kind: str | None = None  # of an indexer: whose cache has num_bytes, of all tokens
+    context: int | None = None  # tokens of a request
+    requests: int | None = None
+    query_rows: int | None = None  # of a request
+    heads: int | None = None  # index heads, where they are not the kind's; so with its k
 
     def fields(self) -> dict[str, Any]:
         """As in a row of results."""

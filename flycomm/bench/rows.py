@@ -9,14 +9,19 @@
 ``intermediate``,        of mono_ffn, beside rows and hidden: a rank's; ``grid``: blocks x threads, where it was given
 ``projection``
 ``exchange_mode``        of topk_exchange: "all", "owner" or "shard"; ``algo``: "push", … where it was given
-``target``, ``device``, ``world``, ``dtype``
-``bytes``                of a rank: the message of an all-reduce, the shard of a gather or scatter, a top-k's scores
+``kind``, ``context``,   of indexer: "dsa" or "block_max"; tokens of a request, requests, query rows of each;
+``requests``,            ``heads``, ``k``: where they were given and are not the kind's own
+``query_rows``
+``target``, ``device``, ``world``, ``dtype`` (of indexer: the format of its cache)
+``bytes``                of a rank: the message of an all-reduce, the shard of a gather or scatter, a top-k's scores, an
+                         indexer's whole cache
 ``protocol``             flycomm's (of a top-k how the work is split, of an exchange the channel); "fallback" where it
                          handed over, "separate" where it made one launch a step. In a floor its name: "empty", …
 ``mode``, ``replay_on``  "graph" or "eager"; the stream of replays, "own" or "default"
 ``straggler_us``         one rank, another each time, came to each call this late; nothing is subtracted
 ``us``, ``skew_us``      median of the slowest rank; how much slower it is than the fastest
-``rate_gb_s``            bytes that a rank has to read at least (weights) over ``us``; null where that is not known
+``rate_gb_s``            bytes that a rank has to read at least (weights, its share of a cache) over ``us``; null where
+                         that is not known
 ``spread_us``            how wide the middle half of the slowest rank's repeats is
 ``enqueue_us``           CPU time until a call returns, median, slowest rank; in mode eager
 ``baseline``             by name, with ``baseline_us``, ``baseline_spread_us`` and ``baseline_enqueue_us``
@@ -58,6 +63,11 @@ KEYS = (
     "k",
     "exchange_mode",
     "algo",
+    "kind",
+    "context",
+    "requests",
+    "query_rows",
+    "heads",
     "protocol",
     "mode",
     "replay_on",
@@ -80,6 +90,7 @@ KEYS = (
 # Files from before there was more than one reduction, a straggler, a spread or rows lack these.
 _LATER = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
 _LATER |= {"rows", "hidden", "columns", "k", "exchange_mode", "algo", "intermediate", "projection", "grid", "rate_gb_s"}
+_LATER |= {"kind", "context", "requests", "query_rows", "heads"}
 
 
 def of_case(

@@ -97,7 +97,7 @@ def _measure_all(context: Context, started: Started, settings: Settings) -> Repo
             for name in names:
                 others[name] = None if name in reasons else _against(context, name, problem, settings.method, report)
                 advance(f"{name}, {label}")
-            read_bytes = subject.read_bytes(case) if subject.read_bytes is not None else None
+            read_bytes = subject.read_bytes(case, context.world.size) if subject.read_bytes is not None else None
             _add(report, rows.of_case(common, case, protocol, outcome, others, read_bytes), context, settings)
         if settings.floors:
             _add(report, _floor_rows(context, common, settings, report), context, settings)

@@ -44,5 +44,5 @@ class Settings:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of the messages: scores are none."""
-        return [case.num_bytes for case in self.cases if case.k is None]
+        """Bytes of the messages: scores and caches are none."""
+        return [case.num_bytes for case in self.cases if case.k is None and case.kind is None]

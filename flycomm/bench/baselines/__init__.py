@@ -25,6 +25,10 @@ nccl_…, rccl_…
 separate_gloo,        feed-forward layer: torch's matrix products, torch.distributed's all-reduce, torch's norm
 separate_nccl, …_rccl
 separate_flycomm      the same around flycomm's fused all-reduce, residual and norm
+replicated            indexer: every rank scores the whole cache and selects; replicated_scores: without the selection
+no_exchange           indexer: a rank's share scored, and the best of it: no bound is lower
+cp_gloo_torch,        indexer: a rank's share scored, ``torch.topk``, two all-gathers, ``torch.topk``
+cp_nccl_…, cp_rccl_…
 ===================== ==========================================================================================
 
 Which subjects and reductions each does is in its ``does``. None of them is needed: one that is missing, or fails, is
@@ -40,6 +44,14 @@ from functools import partial
 from flycomm.bench.baselines.distributed import Gloo, Nccl, NcclWindow, Rccl
 from flycomm.bench.baselines.experts import FlycommApart, GlooExperts, NcclExperts, RcclExperts
 from flycomm.bench.baselines.flashinfer import FlashInferOneShot
+from flycomm.bench.baselines.indexer import (
+    CpGlooTorch,
+    CpNcclTorch,
+    CpRcclTorch,
+    NoExchange,
+    Replicated,
+    ReplicatedScores,
+)
 from flycomm.bench.baselines.mono import SeparateFlycomm, SeparateGloo, SeparateNccl, SeparateRccl
 from flycomm.bench.baselines.separate import (
     FlashInferFused,
@@ -86,6 +98,12 @@ REGISTRY: dict[str, Variants] = {
     "separate_nccl": (SeparateNccl,),
     "separate_rccl": (SeparateRccl,),
     "separate_flycomm": (SeparateFlycomm,),
+    "replicated": (Replicated,),
+    "replicated_scores": (ReplicatedScores,),
+    "no_exchange": (NoExchange,),
+    "cp_gloo_torch": (CpGlooTorch,),
+    "cp_nccl_torch": (CpNcclTorch,),
+    "cp_rccl_torch": (CpRcclTorch,),
 }
 # Not everywhere, or minutes to compile: only when asked for.
 _EXTRA = ("nccl_window", "flashinfer_one_shot", "vllm", "nccl_compiled", "flashinfer_fused")

@@ -29,6 +29,29 @@ class TorchTopk(Contender):
         return values, ids
 
 
+class Gathered:
+    """The best of what all ranks nominate: an all-gather of scores and one of ids, ``torch.topk``.
+
+    ``shape``: (rows, candidates) of a rank, whose scores are in ``dtype``."""
+
+    def __init__(self, context: Context, shape: tuple[int, int], dtype: torch.dtype):
+        self._group, self._world = context.group, context.world.size
+        rows, candidates = shape
+        all_rows = self._world * rows, candidates
+        self._values = torch.empty(all_rows, dtype=dtype, device=context.device)
+        self._ids = torch.empty(all_rows, dtype=torch.int32, device=context.device)
+
+    def best(self, values: torch.Tensor, ids: torch.Tensor, k: int) -> Pair:
+        all_gather(self._values, values, group=self._group)
+        all_gather(self._ids, ids, group=self._group)
+        best, places = torch.topk(self._by_row(self._values), k, dim=1)
+        return best, self._by_row(self._ids).gather(1, places)
+
+    def _by_row(self, gathered: torch.Tensor) -> torch.Tensor:
+        """(world * rows, candidates) as (rows, world * candidates)."""
+        return gathered.unflatten(0, (self._world, -1)).transpose(0, 1).flatten(1)
+
+
 class _GatherTopk(OfGroup):
     """A local top-k, an all-gather of scores and one of ids, a top-k of what came: every rank has every row, from
     which a mode would pick."""
@@ -36,23 +59,15 @@ class _GatherTopk(OfGroup):
     does: ClassVar = {"topk_exchange": (None,)}
 
     def prepare(self, context: Context, inputs: Sequence[ExchangeInput]) -> None:
-        self._group, self._rank, self._world = context.group, context.world.rank, context.world.size
+        self._rank, self._world = context.world.rank, context.world.size
         self._inputs = list(inputs)
-        shape = (self._world * len(inputs[0].scores), inputs[0].k)
-        self._values = torch.empty(shape, dtype=inputs[0].scores.dtype, device=context.device)
-        self._ids = torch.empty(shape, dtype=torch.int32, device=context.device)
+        shape = len(inputs[0].scores), inputs[0].k
+        self._gathered = Gathered(context, shape, inputs[0].scores.dtype)
 
     def call(self, index: int) -> Pair:
         scores, _, k, *_ = self._inputs[index]
         values, local = torch.topk(scores, k, dim=1)
-        all_gather(self._values, values, group=self._group)
-        all_gather(self._ids, local.int() * self._world + self._rank, group=self._group)
-        best, places = torch.topk(self._by_row(self._values), k, dim=1)
-        return best, self._by_row(self._ids).gather(1, places)
-
-    def _by_row(self, gathered: torch.Tensor) -> torch.Tensor:
-        """(world * rows, k) as (rows, world * k)."""
-        return gathered.unflatten(0, (self._world, -1)).transpose(0, 1).flatten(1)
+        return self._gathered.best(values, local.int() * self._world + self._rank, k)
 
 
 class GlooGatherTopk(_GatherTopk):

@@ -9,9 +9,12 @@ moe_finalize_norm                  ``experts``: of the weighted sums of ``--k`` 
 topk                               ``topk``: of one device, by ``--rows``, ``--columns`` and ``--k``; every rank its own
 topk_exchange                      ``exchange``: over all ranks' scores, also ``--exchange-mode``, ``--algo``
 mono_ffn                           ``mono``: a feed-forward layer, by ``--rows``, ``--hidden``, ``--intermediate``
+indexer                            ``indexer``: scores of a cache and the best of them, by ``--kind``, ``--context``,
+                                   ``--requests`` and ``--query-rows``, also ``--format``, ``--heads`` and ``--k``
 ================================== ==================================================================================
 
-``best`` is what a top-k must find.
+``best`` is what a top-k must find. ``selection`` says whether an indexer's is right: of a cache that ``index_cache``
+makes, by scores of ``index_reference``.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from flycomm.bench.contender import Contender, Context
 from flycomm.bench.ours import Flycomm
 from flycomm.bench.problem import Case, Checked, Problem
 from flycomm.bench.ranks import DEFAULT_WORLD
-from flycomm.bench.subjects import exchange, experts, mono, norm, topk
+from flycomm.bench.subjects import exchange, experts, indexer, mono, norm, topk
 from flycomm.geometry import SYNC, Geometry
 
 
@@ -32,7 +35,7 @@ from flycomm.geometry import SYNC, Geometry
 class Subject:
     """``options``: name and default of those that give its sizes. ``protocol`` and ``grid`` of a call: ``(context,
     case, captured)``; with ``grid`` None there are no floors. ``world``: virtual ranks where no number is given.
-    ``read_bytes``: what a rank has to read in a call, where that bounds it."""
+    ``read_bytes``: what a rank has to read in a call, where that bounds it: ``(case, ranks)``."""
 
     contender: Callable[[], Contender]
     problem: Callable[[Context, Case], Checked]
@@ -40,7 +43,7 @@ class Subject:
     grid: Callable[[Context, Case, bool], Geometry] | None
     options: dict[str, str | None]
     world: int = DEFAULT_WORLD
-    read_bytes: Callable[[Case], int] | None = None
+    read_bytes: Callable[[Case, int], int] | None = None
 
 
 def _protocol(context: Context, case: Case, captured: bool) -> str:
@@ -86,5 +89,21 @@ SUBJECTS: dict[str, Subject] = {
         None,
         {"rows": "1,2,4", "hidden": "6144", "intermediate": "1024", "projection": "2048", "grid": None},
         read_bytes=mono.weight_bytes,
+    ),
+    "indexer": Subject(
+        indexer.FlycommIndexer,
+        indexer.IndexerProblem,
+        indexer.protocol,
+        None,
+        {
+            "kind": "dsa,block_max",
+            "context": "65536",
+            "requests": "1,4",
+            "query-rows": "4",
+            "format": "e4m3fn",
+            "heads": None,
+            "k": None,
+        },
+        read_bytes=indexer.share_bytes,
     ),
 }

@@ -161,6 +161,6 @@ def protocol(context: Context, case: Case, captured: bool) -> str:
     return f"{Layer.protocol} {grid.blocks}x{grid.threads}"
 
 
-def weight_bytes(case: Case) -> int:
-    """That one call reads on a rank: what bounds a layer of few rows."""
+def weight_bytes(case: Case, world: int) -> int:
+    """That one call reads on a rank: what bounds a layer of few rows. Sizes are a rank's, so whatever the world."""
     return 2 * (case.hidden or 0) * (3 * (case.intermediate or 0) + (case.projection or 0))
