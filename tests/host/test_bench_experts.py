@@ -52,6 +52,7 @@ def test_a_wrong_bit_is_found(tmp_path, monkeypatch, place):
     assert (code, row["correct"], row["us"]) == (1, False, None)
 
 
+@pytest.mark.full
 def test_against_the_groups_own_backend(tmp_path):
     if targets.active().name != "host":
         pytest.skip("the backends of GPUs have benchmarks of their own")

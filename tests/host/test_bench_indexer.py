@@ -39,6 +39,7 @@ def test_shared_beside_replicated(tmp_path, capsys):
     assert "dsa, 1 × 2 rows, heads 16, k 8, 150 tokens" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_against_the_groups_own_backend(tmp_path):
     target = targets.active().name
     if target != "host":

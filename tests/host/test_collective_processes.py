@@ -21,10 +21,10 @@ mpi = [pytest.mark.mpi, pytest.mark.skipif(bool(no_mpi()), reason=no_mpi() or "M
     ("launcher", "case", "ranks"),
     [
         (torchrun, "against_group", 2),
-        (torchrun, "against_group", 4),
+        pytest.param(torchrun, "against_group", 4, marks=pytest.mark.full),
         (torchrun, "subgroups", 4),
         pytest.param(mpirun, "mpi", 2, marks=mpi),
-        pytest.param(mpirun, "mpi", 4, marks=mpi),
+        pytest.param(mpirun, "mpi", 4, marks=[*mpi, pytest.mark.full]),
     ],
 )
 def test_collectives_between_processes(launcher, case, ranks):

@@ -36,7 +36,7 @@ def anew(monkeypatch):
 
     def forget() -> list:
         monkeypatch.setattr(_specialization, "_handles", {})
-        _specialization._built.cache_clear()
+        _specialization._build.cache_clear()
         traced = []
         monkeypatch.setattr(_specialization.flyc, "compile", lambda *args: traced.append(args) or compile_one(*args))
         return traced

@@ -24,11 +24,11 @@ mpi = [pytest.mark.mpi, pytest.mark.skipif(bool(no_mpi()), reason=no_mpi() or "M
     ("launcher", "program", "case", "ranks"),
     [
         (torchrun, PROGRAM, "torch_groups", 2),
-        (torchrun, PROGRAM, "torch_groups", 4),
+        pytest.param(torchrun, PROGRAM, "torch_groups", 4, marks=pytest.mark.full),
         (torchrun, "tests.host.world_ranks", "torch_auto", 2),
         (torchrun, PROGRAM, "torch_gone", 3),
         pytest.param(mpirun, PROGRAM, "mpi_worlds", 2, marks=mpi),
-        pytest.param(mpirun, "tests.host.world_ranks", "mpi_worlds", 4, marks=mpi),
+        pytest.param(mpirun, "tests.host.world_ranks", "mpi_worlds", 4, marks=[*mpi, pytest.mark.full]),
     ],
 )
 def test_worlds_between_processes(launcher: Callable, program: str | Path, case: str, ranks: int):
@@ -51,7 +51,7 @@ print(*(rank.pid for rank in ranks), flush=True)
 ranks[0].wait()
 """
     with pytest.raises(subprocess.TimeoutExpired) as caught:
-        launch([sys.executable, "-S", "-c", launcher], timeout=10)  # seconds: the launcher itself starts in far less
+        launch([sys.executable, "-S", "-c", launcher], timeout=6)  # seconds: the launcher itself starts in far less
     pids = [int(pid) for pid in caught.value.output.split()]
     assert len(pids) == 2
     deadline = time.monotonic() + 10

@@ -60,7 +60,7 @@ def build(specialization: Specialization, arch: str, folder: Path) -> None:
     with targets.compiling_for("rocm", arch):
         lowered = _lowered.lower(specialization.launcher(), specialization.placeholders())
         _ahead.keep(specialization, folder)  # as python -m flycomm compile does it
-    _specialization._built.cache_clear()
+    _specialization._build.cache_clear()
     (data,) = lowered.binaries.values()
     launch_types = {launch.kernel: launch for launch in lowered.launches}
     library = folder / f"{fnv1a(data):016x}.so"

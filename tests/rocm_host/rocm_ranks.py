@@ -217,7 +217,7 @@ def reduced_and_checked(comm: flycomm.Communicator, x: torch.Tensor) -> None:
 def forget() -> None:
     """No kernel is loaded. FlyDSL unloads it then, and notes as an error that one was never loaded."""
     _specialization._handles.clear()
-    _specialization._built.cache_clear()
+    _specialization._build.cache_clear()
     gc.collect()
     _hip_runtime.take_error()
 
