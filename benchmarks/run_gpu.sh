@@ -18,7 +18,7 @@ for what in ${WHAT:-$all}; do
   case $what in
     all_reduce_norm) sizes=(--rows "1,4,16" --hidden "4096,6144,7168" --dtype bf16) ;;
     moe_finalize_norm) sizes=(--rows "1,4,16,48" --hidden "4096,7168" --k 8 --dtype bf16) ;;
-    mono_ffn) sizes=(--rows "1,2,4,8,16" --hidden "6144" --intermediate "1024,2048" --dtype bf16) ;;
+    mono_ffn) sizes=(--rows "1,2,4,8,16,32,48" --hidden "6144" --intermediate "1024,2048" --dtype bf16) ;;
     indexer) # a case holds four caches of all its tokens: 2.2 GB of the largest
       sizes=(--kind "dsa,block_max" --context "32768,65536,262144,1048576" --requests "1,4" --query-rows "4") ;;
     topk) sizes=(--rows "1,16" --columns "65536,262144,1048576" --k "512,2048" --dtype f32) ranks=1 ;;

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hidden", metavar="A,B", help=f"all_reduce_norm: elements of a row (default {of_norm['hidden']})")
     add("--intermediate", metavar="A,B", help="mono_ffn: of the feed-forward layer, on a rank (default 1024)")
     add("--projection", metavar="A,B", help="mono_ffn: columns of what follows, on a rank (default 2048)")
-    add("--grid", metavar="BxT", help="mono_ffn: blocks and threads a block, as in 128x256")
+    add("--grid", metavar="BxT", help="mono_ffn: blocks and threads a block, as in 128x256, or 128x256/dot")
     add("--columns", metavar="A,B", help=f"of a top-k: scores of a row, on a rank (default {of_topk['columns']})")
     selected = f"of a top-k: how many of a row are selected (default {of_topk['k']})"
     experts = f"moe_finalize_norm: experts of a row (default {of_experts})"

@@ -86,11 +86,11 @@ def _gate_up_by_matrix(work: Work, x: Any, weights: Any, slots: Any) -> None:
         return work.wide.row(weights, unit * fx.Int32(PAIRS) + i % fx.Int32(PAIRS) + of_up)
 
     def store(within: Any, unit: Any, token: Any, column: Any, inside: Any) -> None:
-        gate, up = (product.sums(slots, within, token, column + fx.Int32(i * PAIRS), 1)[0] for i in range(2))
+        gate, up = (product.result(slots, within, token, column + fx.Int32(i * PAIRS)) for i in range(2))
         place = unit * fx.Int32(PAIRS) + column
         _store(work, work.act, work.shape.inner, token, place, silu(gate) * up, inside)
 
-    source = Source(row, lambda _, token: work.token(work.wide, x, token))
+    source = Source(row, lambda token: work.token(work.wide, x, token))
     by_matrix(work, product, source, slots, first_weights(product, source), PAIRS, store)
 
 
@@ -108,7 +108,7 @@ def _projection_source(work: Work, weights: Any) -> Source:
         place = unit * fx.Int32(UNIT) + i
         return work.wide.row(weights, (place < last).select(place, last))
 
-    return Source(row, lambda _, token: work.token(work.wide, work.weighted, token))
+    return Source(row, lambda token: work.token(work.wide, work.weighted, token))
 
 
 def project(work: Work, call: Call, weights: Any, ahead: Any, scales: Any, out: Any, slots: Any) -> None:
@@ -118,7 +118,7 @@ def project(work: Work, call: Call, weights: Any, ahead: Any, scales: Any, out: 
 
         def store(within: Any, unit: Any, token: Any, i: Any, inside: Any) -> None:
             column = unit * fx.Int32(UNIT) + i
-            value = work.projected.sums(slots, within, token, i, 1)[0] * factor(call, scales, token)
+            value = work.projected.result(slots, within, token, i) * factor(call, scales, token)
             _store(work, out, width, token, column, value, inside & (column < fx.Int32(width)))
 
         by_matrix(work, work.projected, _projection_source(work, weights), slots, ahead, UNIT, store)

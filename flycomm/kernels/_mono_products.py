@@ -11,10 +11,10 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.kernels._mono_work import COLUMNS, HALVES, Work
+from flycomm.kernels._mono_work import COLUMNS, Work, fragment_of, fragment_steps
 from flycomm.primitives.block_product import UNIT, BlockProduct, Source
 from flycomm.primitives.block_rounds import each_round, first_weights
-from flycomm.primitives.dot import load_ahead, of_lane, products
+from flycomm.primitives.dot import GROUP, load_ahead, of_lane, products
 
 
 def over_turns(
@@ -122,8 +122,6 @@ def _dot_ahead(work: Work, weights: Any, turn: Any) -> Any:
 
 def _put(kept: Sequence[Any], turn: Any, value: Any, here: Any = None) -> list[Any]:
     """``kept`` with ``value`` at ``turn`` (i32), where ``here`` (bool) holds."""
-    if len(kept) == 1 and here is None:
-        return [value]
     chosen = [turn == fx.Int32(i) for i in range(len(kept))]
     if here is not None:
         chosen = [one & here for one in chosen]
@@ -137,24 +135,18 @@ def reduced_source(work: Work, inputs: Any, weights: Any) -> Source:
         row = unit * fx.Int32(UNIT) + i
         return work.partial.row(weights, (row < last).select(row, last))
 
-    return Source(weight, lambda _, row: work.token(work.partial, inputs, row))
+    return Source(weight, lambda row: work.token(work.partial, inputs, row))
 
 
 def _keep_fragments(work: Work, slots: Any, current: Any, kept: Any) -> list[Any]:
-    """A round's fragments, each to the thread that owns it: see ``work.owned``."""
-    product, threads = work.reduced, work.shape.threads
-    of_unit = work.shape.rows * HALVES
-    fragments = product.each * of_unit
-    first = current * fx.Int32(fragments)
-    mine = (fx.Int32(fx.thread_idx.x) - first % fx.Int32(threads) + fx.Int32(threads)) % fx.Int32(threads)
-    kept = list(kept)
-    for step in range(-(-fragments // threads)):
-        place = mine + fx.Int32(step * threads)
-        there = place < fx.Int32(fragments)
-        rest = there.select(place, fx.Int32(0))
-        within, rest = rest // fx.Int32(of_unit), rest % fx.Int32(of_unit)
-        column = rest % fx.Int32(HALVES) * fx.Int32(COLUMNS)
-        sums = product.sums(slots, within, rest // fx.Int32(HALVES), column, COLUMNS)
-        value = fx.Vector.from_elements(sums, fx.Float32).to(fx.BFloat16)
-        kept = _put(kept, (first + place) // fx.Int32(threads), value, there)
-    return kept
+    """A round's fragments: a column by each of eight threads, of which one in turn keeps them all: ``work.owned``."""
+    steps, eighth = fragment_steps(work), fx.Int32(fx.thread_idx.x) % fx.Int32(COLUMNS)
+    for step in range(steps):
+        within, row, half, _ = fragment_of(work, fx.Int32(step))
+        mine = work.reduced.result(slots, within, row, half * fx.Int32(COLUMNS) + eighth)
+        first = work.lane - eighth
+        columns = [fx.Float32(fx.gpu.shuffle_idx(mine, first + fx.Int32(i), GROUP)) for i in range(COLUMNS)]
+        value = fx.Vector.from_elements(columns, fx.Float32).to(fx.BFloat16)
+        place = current * fx.Int32(steps) + fx.Int32(step)
+        kept = _put(kept, place // fx.Int32(COLUMNS), value, place % fx.Int32(COLUMNS) == eighth)
+    return list(kept)

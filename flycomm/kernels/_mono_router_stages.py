@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What :mod:`flycomm.kernels.mono_attention_out` adds to the shared stages: the router. ``_mono_select_stages.py`` ends.
+"""What :mod:`flycomm.kernels.mono_attention_out` adds to the shared stages: the router; then ``_mono_select_stages``.
 
 Every block could compute the logits that it needs, all experts of a row, and spare a meeting of the blocks. But one
 compute unit reads some 50 GB/s, all together a hundred times that: 256 experts of 7168 bf16 are 3.7 MB, 70 us for a
@@ -72,9 +72,13 @@ class Work(_mono_work.Work):
         first = fx.Int32(fx.block_idx.x) * fx.Int32(share(shape.rows, shape.blocks))
         self.selects = first < rows  # whether this block has a row to select for
 
+    def shift(self, tile: Any) -> Any:
+        """Bytes from a row's begin to a tile's slice of it."""
+        return fx.Int64(tile % fx.Int32(SLICES)) * fx.Int64(self.slice.row_bytes)
+
     def slice_of(self, row: Any, tile: Any) -> Any:
         """Address of a tile's slice of the row at ``row``."""
-        return row + fx.Int64(tile % fx.Int32(SLICES)) * fx.Int64(self.slice.row_bytes)
+        return row + self.shift(tile)
 
     def router_rows(self, matrix: Any, turn: Any) -> list[Any]:
         """Address of the weights of a tile, the only one."""
@@ -102,7 +106,7 @@ def _router_source(work: Work, weights: Any) -> Source:
         expert = unit // fx.Int32(SLICES) * fx.Int32(UNIT) + i
         return work.slice_of(work.wide.row(weights, (expert < last).select(expert, last)), unit)
 
-    return Source(row, lambda unit, token: work.slice_of(work.token(work.wide, work.weighted, token), unit))
+    return Source(row, lambda token: work.token(work.wide, work.weighted, token), work.shift)
 
 
 def route(work: Work, weights: Any, ahead: Any, slots: Any) -> None:
@@ -114,7 +118,7 @@ def route(work: Work, weights: Any, ahead: Any, slots: Any) -> None:
 
         def store(within: Any, unit: Any, token: Any, i: Any, inside: Any) -> None:
             expert = unit // fx.Int32(SLICES) * fx.Int32(UNIT) + i
-            value = work.routed.sums(slots, within, token, i, 1)[0]
+            value = work.routed.result(slots, within, token, i)
             work.store_logit(token, expert, unit, value, inside & (expert < fx.Int32(work.shape.experts)))
 
         by_matrix(work, work.routed, _router_source(work, weights), slots, ahead, UNIT, store)

@@ -91,6 +91,8 @@ class Work:
     fragments of the reduced rows, one a turn.
     """
 
+    reduced: BlockProduct  # the reduced projection's, by matrix instructions
+
     def __init__(self, shape: Shape, rows: Any, scratch: Any):
         self.shape = shape
         self.rows = rows
@@ -101,7 +103,8 @@ class Work:
         self.lane = self.partial.lane
         self.present = self.lane < rows
         self.row = self.present.select(self.lane, fx.Int32(0))  # of this lane, or one that exists
-        self.reduced = self.product(shape.inner, -(-shape.hidden // UNIT)) if shape.matrix else None
+        if shape.matrix:
+            self.reduced = self.product(shape.inner, -(-shape.hidden // UNIT))
         self.owned = _owned_by_block(self) if shape.matrix else _owned_by_lanes(self)
 
     def part(self, name: str) -> Any:
@@ -149,15 +152,33 @@ def _owned_by_lanes(work: Work) -> list[Owned]:
 
 
 def _owned_by_block(work: Work) -> list[Owned]:
-    """A block's fragments in a row: round, unit of the round, token row, half of a unit; dealt out over its threads."""
+    """Eight threads, whose columns make up a fragment, keep each other's in turn: see ``_mono_products.py``."""
     shape, product = work.shape, work.reduced
-    of_unit = shape.rows * HALVES
+    steps = fragment_steps(work)
     owned = []
-    for turn in range(-(-product.rounds * product.each * of_unit // shape.threads)):
-        place = fx.Int32(fx.thread_idx.x) + fx.Int32(turn * shape.threads)
-        unit, rest = place // fx.Int32(of_unit), place % fx.Int32(of_unit)
-        unit, inside = product.unit(fx.Int32(0), unit)
-        row, tile = rest // fx.Int32(HALVES), unit * fx.Int32(HALVES) + rest % fx.Int32(HALVES)
-        mine = inside & (row < work.rows) & (tile < fx.Int32(shape.fragments))
+    for turn in range(-(-product.rounds * steps // COLUMNS)):
+        place = fx.Int32(turn * COLUMNS) + fx.Int32(fx.thread_idx.x) % fx.Int32(COLUMNS)
+        current, step = place // fx.Int32(steps), place % fx.Int32(steps)
+        within, row, half, there = fragment_of(work, step)
+        unit, inside = product.unit(current, within)
+        tile = unit * fx.Int32(HALVES) + half
+        mine = inside & there & (row < work.rows) & (tile < fx.Int32(shape.fragments))
+        mine = mine & (current < fx.Int32(product.rounds))
         owned.append(_owned(work, mine.select(row, fx.Int32(0)), mine.select(tile, fx.Int32(0)), mine))
     return owned
+
+
+def fragment_steps(work: Work) -> int:
+    """How often a block makes fragments in a round of the reduced projection, eight threads each."""
+    return -(-work.reduced.each * work.shape.rows * HALVES * COLUMNS // work.shape.threads)
+
+
+def fragment_of(work: Work, step: Any) -> tuple[Any, Any, Any, Any]:
+    """Which fragment this thread has a column of in ``step`` (i32): unit of the round, token row, half of the unit, and
+    whether there is one; zeros if not."""
+    of_unit = work.shape.rows * HALVES
+    place = step * fx.Int32(work.shape.threads // COLUMNS) + fx.Int32(fx.thread_idx.x) // fx.Int32(COLUMNS)
+    there = place < fx.Int32(work.reduced.each * of_unit)
+    place = there.select(place, fx.Int32(0))
+    rest = place % fx.Int32(of_unit)
+    return place // fx.Int32(of_unit), rest // fx.Int32(HALVES), rest % fx.Int32(HALVES), there

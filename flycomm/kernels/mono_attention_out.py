@@ -40,11 +40,11 @@ import flycomm.primitives as fc
 from flycomm.dtypes import REDUCIBLE
 from flycomm.errors import UsageError
 from flycomm.kernels import _mono_router_stages as own
-from flycomm.kernels import _mono_select_stages as selection
 from flycomm.kernels import _mono_stages as stages
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._mono_layer import by_matrix, check_layer, slot_bytes
 from flycomm.kernels._mono_products import partials, partials_ahead, shared_sums
+from flycomm.kernels._mono_select_stages import MAX_EXPERTS, MAX_TOP_K, SCORINGS, Choice, select, store_normed
 from flycomm.kernels._mono_work import COLUMNS
 from flycomm.kernels._protocols import VERBS
 from flycomm.primitives import ready
@@ -80,29 +80,27 @@ class Layer:
                 f"hidden {self.hidden}, inner {self.inner}: multiples of {own.SLICE_ELEMENTS} and of 8 are needed; pad "
                 "the weights"
             )
-        if not 1 <= self.top_k <= min(selection.MAX_TOP_K, self.experts) or self.experts > selection.MAX_EXPERTS:
+        if not 1 <= self.top_k <= min(MAX_TOP_K, self.experts) or self.experts > MAX_EXPERTS:
             raise UsageError(
-                f"the best {self.top_k} of {self.experts} experts; a group of lanes finds up to {selection.MAX_TOP_K} of up "
-                f"to {selection.MAX_EXPERTS}, so route apart from this layer"
+                f"the best {self.top_k} of {self.experts} experts; a group of lanes finds up to {MAX_TOP_K} of up to "
+                f"{MAX_EXPERTS}, so route apart from this layer"
             )
-        if self.router not in ROUTERS or self.scoring not in selection.SCORINGS:
+        if self.router not in ROUTERS or self.scoring not in SCORINGS:
             raise UsageError(
                 f"a router of {self.router!r} by {self.scoring!r}; take one of {', '.join(ROUTERS)}, by one of "
-                f"{', '.join(selection.SCORINGS)}"
+                f"{', '.join(SCORINGS)}"
             )
 
     @property
     def tiles(self) -> dict[str, int]:
-        """Stage → tiles, for ``schedule.task_table``; a tile is what a group of 32 lanes makes at a time, or a block by
-        matrix instructions."""
+        """As those of ``mono_ffn.Layer``."""
         projection = -(-self.hidden // UNIT) if by_matrix(self) else self.hidden // COLUMNS
         return {"projection": projection, "router": _shape(self, 1, GROUP).router_tiles, "select": self.rows}
 
 
 def _shape(layer: Layer, blocks: int, threads: int) -> own.Shape:
-    one = layer
-    of_router = one.experts, one.top_k, one.router
-    return own.Shape(one.hidden, one.inner, one.rows, blocks, threads, by_matrix(one), *of_router)
+    of_router = layer.experts, layer.top_k, layer.router
+    return own.Shape(layer.hidden, layer.inner, layer.rows, blocks, threads, by_matrix(layer), *of_router)
 
 
 def scratch_bytes(layer: Layer, blocks: int) -> int:
@@ -164,15 +162,13 @@ def build(layer: Layer) -> Callable[[int, str, int, int], tuple[Any, tuple[Any, 
             own.route(work, router_at, ahead, slots)
             ready.mark(call, work.marks, fx.Int32(blocks) + call.block)
             stages.norm_factors(work, scales, eps)
-            selection.store_normed(work, call, scales, weighted, _address(normed))
+            store_normed(work, call, scales, weighted, _address(normed))
             makers = work.selects.select(fx.Int32(shape.router_blocks), fx.Int32(0))
             ready.wait(call, work.marks, fx.Int32(blocks), makers)
 
             correction = _address(bias) if layer.bias else None
             chosen_at = _address(topk_ids), _address(topk_weights)
-            selection.select(
-                work, call, scales, selection.Choice(layer.scoring, layer.renormalize, correction, *chosen_at)
-            )
+            select(work, call, scales, Choice(layer.scoring, layer.renormalize, correction, *chosen_at))
             verbs.finish(call)
 
         @flyc.jit

@@ -60,13 +60,16 @@ class LayerBase:
     def _launch(self, given: Given, made: tuple[torch.Tensor, ...], rows: int, eps: float) -> None:
         """Check what was ``given`` and launch on torch's current stream: inputs, results, scratch, in this order."""
         for name, (tensor, shape, dtype) in given.items():
-            _check(name, tensor, shape, dtype, self.comm.device)
+            check_tensor(name, tensor, shape, dtype, self.comm.device)
         addresses = [tensor.data_ptr() for tensor in (*(one for one, _, _ in given.values()), *made, self.scratch)]
         self.kernel(self.peers, 0, *addresses, rows, eps, self.comm.stream())
         targets.active().raise_pending()
 
 
-def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise :class:`UsageError` for what a kernel could not read."""
     fits = tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
     if not fits or not tensor.is_contiguous() or tensor.data_ptr() % 16:
         raise UsageError(

@@ -15,7 +15,8 @@ norm       ``rms_norm_row``: RMSNorm of such a row, the same bits whatever the b
 quant      f32 to e4m3, with a scale that is static, a row's, or a group's
 ready      ``mark``, ``wait``: blocks of one device tell each other that a row is done; no reset between launches
 schedule   ``deal``, ``task_table``, ``walk``: which block does which tile of which stage, the same on all ranks
-dot        a few token rows times weight rows, by groups of 32 lanes; ``load_ahead``: weights before a wait
+dot        a few token rows times weight rows, by groups of 32 lanes; ``load_ahead``: weights before a wait;
+           ``block_product``, ``block_rounds``: up to 48 token rows, by a block and matrix instructions
 matrix     a tile product by the target's matrix instructions, or by fma; ``decode``: narrow floats to wider ones;
            ``index_score``: an indexer's scores of cached keys, left in registers
 activation ``silu``

@@ -62,18 +62,23 @@ def products(
     """``result[t][w]``, f32: token row ``t`` times weight row ``w``, the same in every lane of the group.
 
     ``weights`` and ``tokens`` are addresses (i64) of rows. Up to ``most`` weight fragments of a lane are on their way
-    at a time; ``ahead`` is what :func:`load_ahead` gave for these weights and ``most``, if it was called. Every lane of
-    the warp calls it. Reads the tokens with plain loads: what orders them, a wait, comes before it.
+    at a time, and half as many of tokens: a wave of AMD that waits for a load waits for all that it made before.
+    ``ahead`` is what :func:`load_ahead` gave for these weights and ``most``, if it was called. Every lane of the warp
+    calls it. Reads the tokens with plain loads: what orders them, a wait, comes before it.
     """
     loaded = load_ahead(dot, weights, most) if ahead is None else list(ahead)
     window = max(1, len(loaded))
+    held: list[list[Any]] = []
+    several = max(1, min(window, most // (2 * len(tokens))))
     sums = [[fx.Float32(0.0) for _ in weights] for _ in tokens]
     for step in range(dot.steps):
         while len(loaded) < min(dot.steps, step + window):
             loaded.append([dot.load(row, len(loaded)) for row in weights])
+        while len(held) < min(dot.steps, step + several):
+            held.append([dot.load(token, len(held)) for token in tokens])
         columns = [fragment.to(fx.Float32) for fragment in loaded[step]]
-        for t, token in enumerate(tokens):
-            values = dot.load(token, step).to(fx.Float32)
+        for t, fragment in enumerate(held[step]):
+            values = fragment.to(fx.Float32)
             for w, column in enumerate(columns):
                 for e in range(column.numel):
                     sums[t][w] = fx.fma(values[e], column[e], sums[t][w])

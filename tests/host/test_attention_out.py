@@ -117,6 +117,8 @@ CASES = [
     (3, 5, of(8, router="f32", scoring="sigmoid")),
     (3, 2, of(2, "flags", experts=33, top_k=3, bias=True)),
     (4, 1, of(1, top_k=1, scoring="sigmoid", renormalize=False)),
+    (2, 41, of(48, "flags", hidden=96, inner=24, experts=20, router="f32")),  # its router by dot products, in parts
+    (1, 20, of(32, hidden=96, experts=40, math="matrix", **NOAUX)),
 ]
 
 
@@ -150,6 +152,7 @@ def test_sixteen_rows():
         (7, of(8, hidden=1536, experts=384, top_k=8, **NOAUX)),
         (16, of(16, "flags", hidden=768, experts=128, top_k=8)),
         (11, of(16, hidden=768, experts=512, top_k=16, router="f32", bias=True)),
+        (30, of(32, "flags", hidden=1536, experts=256, top_k=8, **NOAUX)),
     ],
 )
 def test_experts_of_real_models(held, layer):
@@ -182,15 +185,17 @@ def test_epochs_wrap():
 
 
 @pytest.mark.parametrize(
-    ("warp", "blocks", "threads", "rows"),
+    ("math", "warp", "blocks", "threads", "rows"),
     [
-        (64, 1, 128, 2),
-        pytest.param(32, 5, 64, 4, marks=pytest.mark.full),
-        pytest.param(64, 2, 64, 1, marks=pytest.mark.full),
+        ("dot", 64, 1, 128, 2),
+        ("matrix", 64, 1, 512, 8),
+        pytest.param("dot", 32, 5, 64, 4, marks=pytest.mark.full),
+        pytest.param("dot", 64, 2, 64, 1, marks=pytest.mark.full),
+        pytest.param("matrix", 32, 5, 64, 48, marks=pytest.mark.full),
     ],
 )
-def test_bits_do_not_depend_on_grid_warp_or_batch(monkeypatch, warp, blocks, threads, rows):
-    changes = {"experts": 36} | NOAUX
+def test_bits_do_not_depend_on_grid_warp_or_batch(monkeypatch, math, warp, blocks, threads, rows):
+    changes = {"experts": 36, "math": math} | NOAUX
     inputs = everything(2, of(1, **changes), 1)
 
     def body(one, comm):
@@ -205,10 +210,12 @@ def test_bits_do_not_depend_on_grid_warp_or_batch(monkeypatch, warp, blocks, thr
     assert all(same_bits(a, b) for one, two in zip(plain, other, strict=True) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.parametrize(("scoring", "bias"), [("softmax", False), ("sigmoid", True)])
-def test_experts_that_tie_come_by_their_number(scoring, bias):
+@pytest.mark.parametrize(
+    ("scoring", "bias", "math"), [("softmax", False, "dot"), ("sigmoid", True, "dot"), ("sigmoid", True, "matrix")]
+)
+def test_experts_that_tie_come_by_their_number(scoring, bias, math):
     """Whole numbers, so that equal logits are equal to the bit, whoever's router rows they are."""
-    layer = of(2, experts=40, top_k=8, scoring=scoring, bias=bias)
+    layer = of(2, experts=40, top_k=8, scoring=scoring, bias=bias, math=math)
     generator = torch.Generator().manual_seed(3)
 
     def whole(*shape, most=3):
@@ -272,9 +279,9 @@ def test_a_late_rank_is_waited_for():
         is_right(layer, [one[seed] for one in results], 2, seed)
 
 
-@pytest.mark.parametrize("protocol", ["packets", "flags"])
-def test_a_rank_that_does_not_come_is_an_error_and_no_choice(protocol):
-    layer = of(1, protocol)
+@pytest.mark.parametrize(("protocol", "math"), [("packets", "matrix"), ("flags", "dot")])
+def test_a_rank_that_does_not_come_is_an_error_and_no_choice(protocol, math):
+    layer = of(1, protocol, math=math)
 
     def body(one, comm):
         call(one, comm, 1)
@@ -376,6 +383,7 @@ def test_what_does_not_fit_is_refused():
         ({"router": "f16"}, "a router of 'f16'"),
         ({"scoring": "tanh"}, "by 'tanh'"),
         ({"rows": 3}, "3 rows"),
+        ({"rows": 48, "math": "dot"}, "48 rows with math='dot'"),
     ],
 )
 def test_layers_that_there_are_not(changes, problem):

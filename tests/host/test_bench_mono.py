@@ -38,6 +38,16 @@ def test_a_layer_beside_separate_kernels(tmp_path, capsys):
     assert labels.size(row) == "1 × 64, intermediate 32, projection 16, 3x64"
 
 
+@pytest.mark.full
+def test_many_rows_and_how_they_are_multiplied(tmp_path):
+    options = ("--world", "2", "--against", "none")
+    code, (row,) = _bench(tmp_path, "--rows", "9", "--grid", "2x64/dot", *options)
+    assert (code, row["correct"], row["grid"]) == (0, True, "2x64/dot")
+    code, (_, row) = _bench(tmp_path, "--rows", "33", *options)
+    assert (code, row["correct"], row["rows"]) == (0, True, 33)
+
+
+@pytest.mark.full
 def test_against_the_groups_own_backend(tmp_path):
     target = targets.active().name
     if target != "host":
@@ -55,8 +65,9 @@ def test_against_the_groups_own_backend(tmp_path):
     ("options", "said"),
     [
         (("--dtype", "f32"), "is not bf16"),
-        (("--rows", "17"), "over the 16"),
+        (("--rows", "49"), "over the 48"),
         (("--grid", "3"), "is not BLOCKSxTHREADS"),
+        (("--grid", "3x64/sum"), "one of auto, dot, matrix"),
         (("--columns", "8"), "means nothing to mono_ffn"),
     ],
 )

@@ -14,6 +14,7 @@ from flycomm.epoch import EPOCH_LAST
 from flycomm.errors import CommTimeout, ResidencyError, UsageError
 from flycomm.kernels.mono_ffn import Layer, scratch_bytes, slot_bytes
 from flycomm.mono import FfnLayer
+from flycomm.primitives.block_product import window_of
 from tests.ranks import run, same_bits
 
 HIDDEN, INTER, OUT = 256, 128, 96
@@ -54,9 +55,19 @@ def exact(ranks, rank):
     return normed @ ranks[rank][5].double().T, total
 
 
-def mono(world, rows, body, protocol="packets", blocks=BLOCKS, threads=THREADS, shape=(HIDDEN, INTER, OUT), **options):
+def mono(
+    world,
+    rows,
+    body,
+    protocol="packets",
+    blocks=BLOCKS,
+    threads=THREADS,
+    shape=(HIDDEN, INTER, OUT),
+    math="auto",
+    **options,
+):
     """``body(layer, comm)`` on every rank; the results in rank order."""
-    layer = Layer(*shape, rows, protocol)
+    layer = Layer(*shape, rows, protocol, math)
 
     def rank(comm):
         return body(FfnLayer(comm, "ffn", layer, threads), comm)
@@ -104,11 +115,25 @@ def test_against_f64_and_again_and_again(world, rows, held, protocol):
     is_right(mono(world, rows, body, protocol), world, held)
 
 
-def test_sixteen_rows():
+@pytest.mark.parametrize(
+    ("rows", "held", "shape", "math", "blocks", "threads"),
+    [
+        (16, 16, SMALL, "auto", 2, 256),
+        (16, 11, SMALL, "dot", 2, 256),
+        (32, 19, (72, 24, 10), "auto", 3, 64),  # nothing is a whole number of units, or of segments
+        (48, 48, SMALL, "auto", 1, 512),
+        (1, 1, (2080, 16, 6), "matrix", 2, 128),  # slices of more than one window, the last one short
+        pytest.param(8, 7, (6144, 32, 16), "auto", 4, 256, marks=pytest.mark.full),
+        pytest.param(48, 35, (1024, 768, 136), "auto", 5, 256, marks=pytest.mark.full),
+    ],
+)
+def test_many_rows_and_either_way_to_multiply(rows, held, shape, math, blocks, threads):
     def body(layer, comm):
-        return call(layer, comm, 16, shape=SMALL)
+        first = call(layer, comm, held, shape=shape)
+        assert all(same_bits(a, b) for a, b in zip(call(layer, comm, held, shape=shape), first, strict=True))
+        return first
 
-    is_right(mono(2, 16, body, shape=SMALL, threads=256), 2, 16, shape=SMALL)
+    is_right(mono(2, rows, body, "flags", blocks, threads, shape, math), 2, held, shape=shape)
 
 
 @pytest.mark.parametrize("shape", [(2568, 16, 6), (64, 840, 4), (320, 264, 2)])
@@ -148,22 +173,33 @@ def test_epochs_wrap():
         is_right([one[seed] for one in results], 2, 2, seed, SMALL)
 
 
-@pytest.mark.parametrize(("warp", "blocks", "threads", "rows"), [(64, 2, 64, 2), (64, 1, 128, 4), (32, 3, 64, 4)])
-def test_bits_do_not_depend_on_grid_warp_or_batch(monkeypatch, warp, blocks, threads, rows):
+@pytest.mark.parametrize(
+    ("math", "warp", "blocks", "threads", "rows"),
+    [
+        ("dot", 64, 2, 64, 2),
+        ("dot", 64, 1, 128, 4),
+        ("dot", 32, 3, 64, 4),
+        ("matrix", 64, 1, 128, 4),
+        ("matrix", 32, 3, 512, 32),
+        pytest.param("matrix", 64, 5, 64, 48, marks=pytest.mark.full),
+    ],
+)
+def test_bits_do_not_depend_on_grid_warp_or_batch(monkeypatch, math, warp, blocks, threads, rows):
     def body(layer, comm):
         inputs = [one.to(comm.device) for one in everything(2, 2, 0, *SMALL)[comm.rank]]
         out, residual_out = layer(*inputs, EPS)
         comm.check()
         return out.cpu(), residual_out.cpu()
 
-    plain = mono(2, 2, body, shape=SMALL, threads=64)
+    plain = mono(2, 2, body, shape=SMALL, threads=64, math=math)
     if targets.active().name == "host":
         monkeypatch.setenv("FLYCOMM_HOST_WARP", str(warp))
-    other = mono(2, rows, body, "flags", blocks, threads, SMALL)
+    other = mono(2, rows, body, "flags", blocks, threads, SMALL, math)
     assert all(same_bits(a, b) for one, two in zip(plain, other, strict=True) for a, b in zip(one, two, strict=True))
 
 
-def test_a_late_rank_is_waited_for():
+@pytest.mark.parametrize("math", ["dot", "matrix"])
+def test_a_late_rank_is_waited_for(math):
     def body(layer, comm):
         results = []
         for seed in range(4):
@@ -172,13 +208,13 @@ def test_a_late_rank_is_waited_for():
             results.append(call(layer, comm, 1, seed, SMALL))
         return results
 
-    results = mono(2, 1, body, shape=SMALL, threads=64)
+    results = mono(2, 1, body, shape=SMALL, threads=64, math=math)
     for seed in range(4):
         is_right([one[seed] for one in results], 2, 1, seed, SMALL)
 
 
-@pytest.mark.parametrize("protocol", ["packets", "flags"])
-def test_a_rank_that_does_not_come_is_an_error_and_nan(protocol):
+@pytest.mark.parametrize(("protocol", "math"), [("packets", "dot"), ("flags", "dot"), ("packets", "matrix")])
+def test_a_rank_that_does_not_come_is_an_error_and_nan(protocol, math):
     def body(layer, comm):
         inputs = [one.to(comm.device) for one in everything(2, 1, 0, *SMALL)[comm.rank]]
         layer(*inputs, EPS)
@@ -191,7 +227,7 @@ def test_a_rank_that_does_not_come_is_an_error_and_nan(protocol):
             comm.check()
         assert out.isnan().all()
 
-    mono(2, 1, body, protocol, shape=SMALL, threads=64, timeout=0.3)
+    mono(2, 1, body, protocol, shape=SMALL, threads=64, math=math, timeout=0.3)
 
 
 def test_what_a_failed_wait_leaves_is_right_or_nan():
@@ -276,6 +312,20 @@ def test_what_does_not_fit_is_refused():
         Layer(*SMALL, 1).check("bf16", 96)
     with pytest.raises(UsageError, match="'sentinel'"):
         Layer(*SMALL, 1, "sentinel").check("bf16", 64)
+    with pytest.raises(UsageError, match="32 rows with math='dot'"):
+        Layer(*SMALL, 32, math="dot").check("bf16", 64)
+    with pytest.raises(UsageError, match="math='tensor'"):
+        Layer(*SMALL, 1, math="tensor").check("bf16", 64)
+
+
+def test_tiles():
+    assert Layer(6144, 1024, 2048, 4).tiles == {"gate_up": 1024, "down": 768, "projection": 1024}
+    assert Layer(6144, 1024, 2048, 8).tiles == {"gate_up": 128, "down": 384, "projection": 128}
+    assert Layer(72, 24, 10, 1, math="matrix").tiles == {"gate_up": 3, "down": 5, "projection": 1}
+
+
+def test_windows_end_with_their_slice_or_nearly():
+    assert [window_of(one) for one in (1, 4, 8, 9, 12, 13, 16, 24, 28)] == [1, 4, 8, 5, 6, 7, 8, 8, 7]
 
 
 def test_bytes():

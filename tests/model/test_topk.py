@@ -160,3 +160,38 @@ def test_without_a_tag_what_nobody_resets_is_taken_again() -> None:
 )
 def test_whoever_gives_up_every_success_is_right_and_all_end(shape: Shape) -> None:
     assert_right(system(shape, NEVER if shape.owners == (EVERYBODY,) else PLAIN))
+
+
+LARGER = Variant(counts="calls", marks=True)  # of a larger kernel, whose grid is there in every call
+OFTEN = Shape(rows=(2, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        RESTS,
+        replace(RESTS, owners=(0, 1)),
+        Shape(rows=(2, 1, 2, 1, 1, 2), owners=(0, EVERYBODY, 1), first_epoch=9),
+        *[
+            pytest.param(replace(OFTEN, owners=owners, limit=frozenset({one})), marks=pytest.mark.full)
+            for owners in ((0,), (EVERYBODY,), (0, 1))
+            for one in ((0, 1), (1, 1), (0, 2), (1, 2))
+            if (owners, one) != ((0,), (1, 2))
+        ],
+        replace(OFTEN, owners=(0,), limit=frozenset({(1, 2)})),
+    ],
+    ids=name,
+)
+def test_in_a_larger_kernel_rows_rest_while_their_blocks_count(shape: Shape) -> None:
+    """One block of a rank meets its peers in every call, and that is enough for the others."""
+    assert_right(system(shape, LARGER))
+
+
+def test_there_the_reader_resets_in_every_mode_and_owners_send_tokens() -> None:
+    assert_finds(system(RESTS, replace(LARGER, reset="never")), "call 7 takes the keys of calls (1,)")
+    assert_finds(system(replace(OFTEN, owners=(0,)), replace(LARGER, token=False)), "stuck")
+
+
+def test_there_a_block_that_sends_before_the_marks_runs_ahead_of_a_failure() -> None:
+    shape = replace(OFTEN, owners=(0,), limit=frozenset({(0, 1)}))
+    assert_finds(system(shape, replace(LARGER, marks=False)), "desync: call 1 sees tokens (3,)")

@@ -62,6 +62,7 @@ class Variant:
     buffer: str = "epoch"  # or "tag"
     buffers: int = 2
     compare: str = "equal"  # or "any": whatever is not zero
+    marks: bool = False  # as in a larger kernel: whoever has a row waits for marks of all blocks of its rank first
 
 
 def well(r: Registers) -> bool:
@@ -163,6 +164,12 @@ class Block:
         tokens = [fixed(("token", self.rank, self.row, q)) for q in self.shape.peers(self.rank)]
         return [self.wait(tokens, ready, judge, call)] if self.v.token else []
 
+    def meet(self, call: int, here: bool) -> list[Step]:
+        """Ready marks: every block of the grid makes one, if no wait of it has failed."""
+        marks = [fixed(("mark", self.rank, row)) for row in range(max(self.shape.rows))]
+        wait = self.wait(marks, lambda r, seen: all(one >= call for one in seen), lambda r, seen: r, call)
+        return [Store(marks[self.row], fixed(call), when=well), *([wait] if here else [])]
+
     def give_up(self) -> list[Step]:
         ranks = range(self.shape.world) if self.shape.limit else ()
         return [Store(fixed(("abort", q)), fixed(True), when=lambda r: r.failed) for q in ranks]
@@ -173,6 +180,7 @@ class Block:
         for call, rows in enumerate(self.shape.rows, 1):
             here = self.row < rows
             steps.append(Do(lambda r, here=here: count(r, here)))
+            steps += self.meet(call, here) if self.v.marks else []
             if here:
                 if self.v.reset == "next" and taken:
                     steps += self.zero(taken, 1)
@@ -201,6 +209,7 @@ def system(shape: Shape, v: Variant) -> System:
     for r in ranks:
         memory["abort", r] = False
         for row in rows:
+            memory["mark", r, row] = 0
             for q in shape.peers(r):
                 memory["token", r, row, q] = shape.first_epoch
                 for buffer in range(v.buffers):

@@ -22,7 +22,7 @@ from flycomm.bench.problem import BUFFERS, Case
 from flycomm.bench.reference import Verdict, make_input, worst
 from flycomm.errors import UsageError
 from flycomm.geometry import Geometry
-from flycomm.kernels.mono_ffn import ROWS, Layer, slot_bytes
+from flycomm.kernels.mono_ffn import MATHS, ROWS, Layer, slot_bytes
 from flycomm.mono import FfnLayer
 
 EPS = 1e-6
@@ -39,7 +39,7 @@ class MonoInput(NamedTuple):
     gate_up: torch.Tensor  # (2 * intermediate, hidden), of this rank, as the next two
     down: torch.Tensor  # (hidden, intermediate)
     projection: torch.Tensor  # (columns, hidden)
-    grid: str | None  # "128x256", or None for the default
+    grid: str | None  # "128x256", "128x256/dot", or None for the default
 
 
 @lru_cache(maxsize=2)
@@ -62,6 +62,7 @@ class MonoProblem:
 
     def __init__(self, context: Context, case: Case):
         rows, hidden, intermediate = case.rows or 0, case.hidden or 0, case.intermediate or 0
+        _math(case.grid)
         if case.dtype != "bf16":
             raise UsageError(f"--dtype {case.dtype} is not bf16, which the mono layer is in; use bf16")
         if rows > ROWS[-1]:
@@ -119,7 +120,7 @@ class FlycommMono(Contender):
     def prepare(self, context: Context, inputs: Sequence[MonoInput]) -> None:
         rows, hidden = inputs[0].x.shape
         held = min(known for known in ROWS if known >= rows)
-        layer = Layer(hidden, inputs[0].down.shape[1], inputs[0].projection.shape[0], held)
+        layer = Layer(hidden, inputs[0].down.shape[1], inputs[0].projection.shape[0], held, math=_math(inputs[0].grid))
         grid = _grid(context, inputs[0].grid)
         self._comm = flycomm.init(
             context.group,
@@ -149,10 +150,18 @@ def _grid(context: Context, asked: str | None) -> Geometry:
             return _HOST
         units = context.target.capabilities(context.world.device).compute_units
         return Geometry(min(_GPU_BLOCKS, units - 1), _GPU_THREADS)
-    blocks, _, threads = asked.partition("x")
+    blocks, _, threads = asked.partition("/")[0].partition("x")
     if not (blocks.isdecimal() and threads.isdecimal()):
-        raise UsageError(f"--grid {asked} is not BLOCKSxTHREADS; write it as in 128x256")
+        raise UsageError(f"--grid {asked} is not BLOCKSxTHREADS; write it as in 128x256, or 128x256/dot")
     return Geometry(int(blocks), int(threads))
+
+
+def _math(asked: str | None) -> str:
+    """How the layer multiplies, which may follow the grid: what is best depends on both."""
+    found = (asked or "").partition("/")[2] or Layer.math
+    if found not in MATHS:
+        raise UsageError(f"--grid {asked} ends in {found!r}; after / write one of {', '.join(MATHS)}")
+    return found
 
 
 def protocol(context: Context, case: Case, captured: bool) -> str:
