@@ -265,7 +265,7 @@ class Communicator:
         """The ``k`` best of each row over all ranks' ``scores`` (rows, columns): ``(scores, ids, counts)``.
 
         One launch, the same bits every time; :func:`flycomm.topk.topk_exchange` says what the arguments mean. Its
-        channels are made by ``init(topk=(rows, k))``.
+        channels are made by ``init(topk=(rows, k))``; more rows than that take longer, by ``algo="radix"``.
         """
         return topk_exchange(
             self._session,

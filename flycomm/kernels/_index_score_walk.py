@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which steps of which request's keys a block of ``index_scores`` scores, and the loops over them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -118,7 +119,7 @@ def _share(task: Task, request: Any, length: Any, begin: Any, end: Any) -> None:
 
 @flyc.jit
 def each_share(task: Task, totals: Any, requests: Any, blocks: int) -> None:
-    """Called by every thread: this block's run of all requests' units, one request after the other.
+    """Called by every thread: scores this block's run of all requests' units, one request after the other.
 
     ``totals``: shared memory for ``MAX_REQUESTS`` i32. Contains block barriers.
     """
@@ -127,6 +128,15 @@ def each_share(task: Task, totals: Any, requests: Any, blocks: int) -> None:
         write(totals, request, longest(task, request))  # the same from every lane
         request = request + fx.Int32(task.groups)
     fx.gpu.barrier()
+    each_run(task, totals, requests, blocks, _share)
+
+
+@flyc.jit
+def each_run(task: Task, totals: Any, requests: Any, blocks: int, body: Callable[..., None]) -> None:
+    """``body(task, request, length, begin, end)``, i32, of every request of which this block has units: which ones.
+
+    After :func:`each_share`, with its ``totals``, or in it. Every thread of the block calls it, and the body.
+    """
     unit = fx.Int32(task.unit)
     whole, request = fx.Int32(0), fx.Int32(0)
     while request < requests:
@@ -142,6 +152,6 @@ def each_share(task: Task, totals: Any, requests: Any, blocks: int) -> None:
         low = (begin > before).select(begin - before, fx.Int32(0))
         high = (end - before < units).select(end - before, units)
         if low < high:
-            _share(task, request, length, low, high)
+            body(task, request, length, low, high)
         before = before + units
         request = request + fx.Int32(1)

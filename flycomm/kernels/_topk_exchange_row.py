@@ -55,7 +55,8 @@ class Form:
 
 
 def of_row(address: Any, row: Any) -> Any:
-    return address + fx.Int64(row) * fx.Int64(4)
+    """Scaled in 32 bits: of a loop's row, scaled as an address, the compiler for gfx1250 makes no legal load."""
+    return address + fx.Int64(row * fx.Int32(4))
 
 
 @flyc.jit
@@ -87,7 +88,7 @@ def _range(comm: Any, a: Arguments) -> tuple[Any, Any, Any]:
     return _clamped(length, a.columns), begin, end
 
 
-def _open(comm: Any, a: Arguments, form: Form) -> tuple[ScoreRow, Any, Any]:
+def open_row(comm: Any, a: Arguments, form: Form) -> tuple[ScoreRow, Any, Any]:
     """The row's scores, and the range of columns that are not forced."""
     address = a.scores + fx.Int64(a.row) * a.stride * fx.Int64(form.element.width // 8)
     length, begin, end = _range(comm, a)
@@ -124,7 +125,7 @@ def nominate_row(comm: Any, a: Arguments, form: Form, chosen: Any, scratch: Scra
         clear(scratch, form.threads)
         load_nominated(*_given(a), a.k, form.k, chosen, form.low, form.threads)
         return fx.Uint32(form.k)
-    row, begin, end = _open(comm, a, form)
+    row, begin, end = open_row(comm, a, form)
     need = fx.Uint32((a.k < row.length).select(a.k, row.length))
     floor = None
     if form.columns:
@@ -155,7 +156,7 @@ def elements(comm: Any, a: Arguments, form: Form) -> tuple[Fold, Callable[[Any],
     """All that this rank has of the row, for ``threshold.find_threshold``: a fold whose ranks are right in their
     scores, and, of all not below a floor, one with global ids."""
     if form.source == "scores" and not form.columns:
-        rough = _fold(form, *_open(comm, a, form))
+        rough = _fold(form, *open_row(comm, a, form))
         return (
             rough,
             lambda floor: (
@@ -168,7 +169,7 @@ def elements(comm: Any, a: Arguments, form: Form) -> tuple[Fold, Callable[[Any],
         at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * form.threads) for j in range(max(1, form.k // form.threads))]
         ranks = [given_rank(*_given(a), i, a.k, form.low) for i in at]
     else:
-        row, begin, end = _open(comm, a, form)
+        row, begin, end = open_row(comm, a, form)
         at, loaded = _load(form, row)
         ranks = _ranks(form, row, loaded, at, begin, end)
     fold = fold_ranks([_settled(comm, a, form.low, fx.Uint64(0), rank) for rank in ranks])

@@ -119,7 +119,7 @@ def task_of(
     page_first: Any,
     page_step: Any,
     columns: Any,
-    strides: Sequence[Any],
+    strides: tuple[Any, Any, Any],
     out_stride: Any,
     scale: Any,
 ) -> Task:

@@ -33,6 +33,15 @@ class Query:
         place = self.fragments + index * fx.Int32(FRAGMENT_BYTES)
         return fx.recast_iter(fx.PointerType.get(fx.Uint32.ir_type, _SHARED, FRAGMENT_BYTES), place)
 
+    def room(self, dtype: Any, count: int) -> Any:
+        """The queries' place, for ``count`` elements of ``dtype`` when nobody scores any more; None if it is too small.
+
+        A block barrier lies between the last use of the one and the first of the other.
+        """
+        if self.tiles * matrix.ROWS * self.fmt.query_bytes < count * dtype.width // 8:
+            return None
+        return fx.recast_iter(fx.PointerType.get(dtype.ir_type, _SHARED, dtype.width // 8), self.fragments)
+
     def operands(self, tile: Any) -> list[list[Any]]:
         """Of ``tile`` (i32), ``[segment][part]``: the A of :func:`flycomm.primitives.matrix.multiply`."""
         parts = self.form.parts

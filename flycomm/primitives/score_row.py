@@ -107,12 +107,12 @@ def fold_ranks(ranks: Sequence[Any]) -> Fold:
     return lambda step, state: reduce(lambda so_far, rank: step(rank, so_far), ranks, state)
 
 
-def fold_row(row: ScoreRow, threads: int, units: int) -> Fold:
-    """The fold over the whole row, read anew by the block each time, ``units`` loads a thread in flight."""
+def fold_row(row: ScoreRow, threads: int, units: int, begin: Any = 0) -> Fold:
+    """The fold over the row from unit ``begin`` on, read anew by the block each time, ``units`` loads in flight."""
 
     @flyc.jit
     def fold(step: Any, state: Any) -> Any:
-        first = fx.Int32(fx.thread_idx.x)
+        first = fx.Int32(fx.thread_idx.x) + fx.Int32(begin)
         while first * fx.Int32(row.per_unit) < row.length:
             places = [first + fx.Int32(j * threads) for j in range(units)]
             state = fold_ranks(ranks_of(row, load_units(row, places), places))(step, state)
