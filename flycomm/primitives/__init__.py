@@ -19,15 +19,16 @@ dot        a few token rows times weight rows, by groups of 32 lanes; ``load_ahe
            ``block_product``, ``block_rounds``: up to 48 token rows, by a block and matrix instructions
 matrix     a tile product by the target's matrix instructions, or by fma; ``decode``: narrow floats to wider ones;
            ``index_score``: an indexer's scores of cached keys, left in registers
-activation ``silu``
+activation ``silu``, ``sigmoid``, ``exp``
 rank       scores as ordered integers, and elements as ranks that no two share
 select     exact selection of a block: ``refine``, ``places``, ``compact``; ``select_group``: of 512 ranks, in registers
 candidates ``nominate``, ``push_candidates``, ``merge_block``, …: the best of all ranks' scores (with ``nominate``,
            ``merge``, ``token``, ``shard``, ``result``)
-threshold  ``find_threshold``: what the best of all ranks' scores reach, by histograms alone (``digits``), summed over the
-           ranks; ``winners``: their list, of which each rank has a part
+threshold  ``find_threshold``: what the best of all ranks' scores reach, by histograms alone (``digits``), summed over
+           the ranks; ``winners``: their list, of which each rank has a part
 barrier    ``arrive``, ``wait``, ``barrier``: all ranks, block-paired
 signal     ``signal.signal``, ``signal.wait``: one word to one peer, order and scope explicit
+pause      what a long wait does between polls; ``poll``: how every wait polls, and how long
 trace      ``stage``, ``mark``, ``begin``, ``end``: records of what a block does when, in kernels compiled to make them
 access     typed global memory by address; every order and scope by name
 reduce     ``sum_in_rank_order``, ``reduce_in_rank_order``: also avg, max and min

@@ -338,9 +338,7 @@ def _step(
     if kind:
         loaded = frozenset(f"*{origin}" for origin in where if not origin.startswith("*"))
         return state | dict.fromkeys(results, loaded)
-    if instruction.opcode.startswith(
-        ("ds_", "v_cmp", "s_sendmsg", "s_mem", "s_getreg", "s_getpc")
-    ):
+    if instruction.opcode.startswith(("ds_", "v_cmp", "s_sendmsg", "s_mem", "s_getreg", "s_getpc")):
         return state | dict.fromkeys(results, NOWHERE)
     sources = instruction.operands[_num_results(instruction.opcode) :]
     return state | dict.fromkeys(results, _origins(_all(sources), state))
