@@ -14,7 +14,8 @@ import flydsl.expr as fx
 from flycomm.kernels._mono_work import COLUMNS, Work, fragment_of, fragment_steps
 from flycomm.primitives.block_product import UNIT, BlockProduct, Source
 from flycomm.primitives.block_rounds import each_round, first_weights
-from flycomm.primitives.dot import GROUP, load_ahead, of_lane, products
+from flycomm.primitives.block_scan import group_value
+from flycomm.primitives.dot import load_ahead, of_lane, products
 
 
 def over_turns(
@@ -145,7 +146,7 @@ def _keep_fragments(work: Work, slots: Any, current: Any, kept: Any) -> list[Any
         within, row, half, _ = fragment_of(work, fx.Int32(step))
         mine = work.reduced.result(slots, within, row, half * fx.Int32(COLUMNS) + eighth)
         first = work.lane - eighth
-        columns = [fx.Float32(fx.gpu.shuffle_idx(mine, first + fx.Int32(i), GROUP)) for i in range(COLUMNS)]
+        columns = [fx.Float32(group_value(mine, first + fx.Int32(i))) for i in range(COLUMNS)]
         value = fx.Vector.from_elements(columns, fx.Float32).to(fx.BFloat16)
         place = current * fx.Int32(steps) + fx.Int32(step)
         kept = _put(kept, place // fx.Int32(COLUMNS), value, place % fx.Int32(COLUMNS) == eighth)

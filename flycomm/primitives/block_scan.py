@@ -63,6 +63,16 @@ def block_scan(value: Any, scratch: Scratch, threads: int) -> Any:
     return within - value + (group > fx.Int32(0)).select(base, fx.Uint32(0)), total
 
 
+def group_value(value: Any, lane: Any) -> Any:
+    """The ``value`` (32 bits) of ``lane`` (i32, below 32) of this thread's group. Every lane of the group calls it.
+
+    ``shuffle_idx`` counts lanes from the warp's first on, whatever its width: of a warp of 64, the upper group's are 32
+    to 63.
+    """
+    first = fx.Int32(fx.thread_idx.x) % fx.Int32(fx.gpu.num_warp_threads()) // fx.Int32(GROUP) * fx.Int32(GROUP)
+    return fx.gpu.shuffle_idx(value, first + lane, GROUP)
+
+
 def group_or(value: Any) -> Any:
     """The OR of ``value`` (u32) over the lanes of a group."""
     for distance in (16, 8, 4, 2, 1):

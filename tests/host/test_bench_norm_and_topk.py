@@ -104,7 +104,10 @@ def test_one_wrong_bit_of_any_tensor_is_found(tmp_path, monkeypatch, what):
         assert (code, row["correct"], row["us"]) == (1, False, None), place
 
 
-@pytest.mark.parametrize(("what", "baseline"), [("all_reduce_norm", "separate"), ("topk_exchange", "gather_topk")])
+@pytest.mark.parametrize(
+    ("what", "baseline"),
+    [("all_reduce_norm", "separate"), pytest.param("topk_exchange", "gather_topk", marks=pytest.mark.full)],
+)
 def test_against_the_groups_own_backend(tmp_path, what, baseline):
     target = targets.active().name
     if target != "host":

@@ -114,7 +114,7 @@ def _calls(comm, cases, late=-1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["all", "owner"])
+@pytest.mark.parametrize("mode", ["owner", pytest.param("all", marks=pytest.mark.full)])
 def test_rows_that_rest_until_their_tag_comes_again(mode):
     """16 rows, 255 calls of 1 row, 16 rows; then so many that a tag and the buffer are those of a call long ago."""
     case = Case(world=2, k=4, rows=16, keys=90, mode=mode)

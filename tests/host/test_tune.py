@@ -235,7 +235,7 @@ def test_every_process_uses_rank_0s_file(tmp_path, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [torchrun, pytest.param(mpirun, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize("start", [torchrun, pytest.param(mpirun, marks=[pytest.mark.mpi, pytest.mark.full])])
 def test_processes(tmp_path, start):
     options = ("--ops", "all_gather", *BRIEF, "--target", targets.active().name)
     done = start("flycomm", 2, "tune", *options, env={"XDG_CACHE_HOME": str(tmp_path), "FLYCOMM_TABLE": ""})
