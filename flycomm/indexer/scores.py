@@ -54,6 +54,11 @@ class IndexScores:
         self.dtype = getattr(torch, kernel.query_dtype(format))
         self.token_stride = token_stride or FORMATS[format].key_bytes
         self.scale_offset = page * self.token_stride if scale_offset is None else scale_offset
+        if self.token_stride % _ALIGNMENT or self.scale_offset % 4:
+            raise UsageError(
+                f"token_stride={self.token_stride} is not a multiple of {_ALIGNMENT} bytes, or scale_offset="
+                f"{self.scale_offset} of 4; keep keys and scales of a page in planes of their own"
+            )
         grid = _SMALL
         if comm.device.type != "cpu":
             units = self.session.target.capabilities(self.session.world.device).compute_units
@@ -123,9 +128,11 @@ class IndexScores:
                     f"{name} is {tuple(one.shape)} {one.dtype} on {one.device}; pass {wanted} {dtype} on {device}, "
                     "contiguous"
                 )
-        if block_table.dtype != torch.int32 or block_table.dim() != 2 or block_table.stride(1) != 1:
+        table = block_table
+        if table.dtype != torch.int32 or table.dim() != 2 or table.stride(1) != 1 or table.device != device:
             raise UsageError(
-                f"the block table is {block_table.dtype}; pass int32 of (requests, pages), rows contiguous"
+                f"the block table is {table.dtype} on {table.device}; pass int32 of (requests, pages) on {device}, "
+                "rows contiguous"
             )
         page_bytes = cache.stride(0) * cache.element_size()
         if cache.device != device or (q.data_ptr() | cache.data_ptr() | page_bytes) % _ALIGNMENT:

@@ -38,6 +38,8 @@ def nominate_and_push(
 
     ``runs``: where all blocks have listed the best of their runs, or None; ``cut``: as for ``nominate_from_runs``.
     After the marks of all blocks: so no block sends anything in a launch after one in which a wait of its rank failed.
+    ``here``: and the marks have all come. Else blocks still write what this one would read several times, and counts
+    that change between two readings lead past the end of ``chosen``.
     """
     trace.stage(call, "nominate")
     own = [fx.Uint64(0) for _ in range(2 * form.pairs)]

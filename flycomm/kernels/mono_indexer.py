@@ -166,7 +166,8 @@ def build(layer: Layer) -> Callable[[int, str, int, int], tuple[Any, tuple[Any, 
             ahead = work.ahead()
             ready.wait(call, marks, fx.Int32(0), here.select(fx.Int32(blocks), fx.Int32(0)))
 
-            own = stages.nominate_and_push(call, form, a, part, listed, chosen, cut, selecting, here)
+            sure = here & call.live
+            own = stages.nominate_and_push(call, form, a, part, listed, chosen, cut, selecting, sure)
             packet.meet(call)
             fc.stage(call, "project")
             work.make(ahead)

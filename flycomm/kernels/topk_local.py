@@ -90,6 +90,7 @@ def _rows(rules: Rules, scratch: Scratch, chosen: Any, score_row: ScoreRow, unit
         place, total = places(fold, floor, scratch, threads)
         bound = floor
         if total > room_of(rules, need):
+            fx.gpu.barrier()  # a warp may still read what the scan left, and a refinement writes there at once
             bound = refine(fold, total, floor, need, room_of(rules, need), rules.index_bits, scratch, threads)
             place, total = places(fold, bound, scratch, threads)
         compact(fold, bound, place, lambda i, rank: write(chosen, fx.Int32(i), rank))

@@ -56,6 +56,7 @@ def nominate(fold: Fold, total: Any, need: Any, k: int, chosen: Any, scratch: Sc
         place, count = places(fold, floor, scratch, threads)
         bound = floor
         if count > room:
+            fx.gpu.barrier()  # a warp may still read what the scan left, and a refinement writes there at once
             bound = refine(fold, count, floor, need, room, ID_BITS, scratch, threads)
             place, count = places(fold, bound, scratch, threads)
     compact(fold, bound, place, lambda i, rank: write(chosen, fx.Int32(i), rank))

@@ -37,11 +37,12 @@ def fold_lanes(value: Any, width: int, combine: Combine) -> Any:
     """The tree over ``width`` (a power of two) neighbouring lanes of a warp; every one of them gets the result.
 
     Every lane of the warp calls it. ``combine`` commutes to the bit, as sums and maxima do: lanes differ in the order
-    of its arguments.
+    of its arguments. Shuffles are told the whole warp's width: on NVIDIA a narrower one has only the first lanes of the
+    warp take part.
     """
-    offset = width // 2
+    whole, offset = fx.gpu.num_warp_threads(), width // 2
     while offset:
-        value = combine(value, fx.gpu.shuffle_xor(value, offset, width))
+        value = combine(value, fx.gpu.shuffle_xor(value, offset, whole))
         offset //= 2
     return value
 

@@ -10,7 +10,8 @@
 - ``waves_per_eu``, a hint for AMD GPUs, becomes the number of blocks that a multiprocessor must hold: as many threads
   as on a compute unit. The kernel gets no more registers than leave room for them.
 - Mathematics: see :mod:`flycomm.targets._cuda_math`.
-- What only AMD GPUs have is refused by name.
+- What only AMD GPUs have is refused by name, and so is a shuffle of a part of a warp: of a width below 32, MLIR makes
+  one whose mask has the warp's first lanes alone, and the others, which execute it too, get anything.
 
 :func:`last_passes` take the result to PTX text. Floating-point contraction is off: ``a * b + c`` is two instructions
 with their own rounding, so sums have the same bits on every target.
@@ -44,6 +45,7 @@ _SCOPES = {
     "block": "block",
 }
 _FOREIGN_DIALECTS = frozenset(("amdgpu", "fly", "fly_ktrace", "fly_rocdl", "rocdl"))
+_WARP = 32  # lanes
 _SHARED = 3  # LLVM's number of the address space
 
 
@@ -67,6 +69,15 @@ def lower(module: ir.Module, *, libdevice: bool, resident_threads: int = 0) -> N
         raise DSLCompileError(str(error), diagnostics=diag_records_from_mlir_error(error)) from error
 
 
+def _is_of_whole_warps(op: ir.Operation) -> None:
+    width = op.operands[2].owner
+    if isinstance(width, ir.Block) or "value" not in width.attributes:
+        return
+    lanes = ir.IntegerAttr(width.attributes["value"]).value
+    if lanes < _WARP:
+        unsupported(op, f"only the first {lanes} lanes of a warp would take part; shuffle with a width of {_WARP}")
+
+
 def _lower_operations(kernels: ir.Operation) -> None:
     for op in operations(kernels):
         if op.name.partition(".")[0] in _FOREIGN_DIALECTS:
@@ -75,6 +86,8 @@ def _lower_operations(kernels: ir.Operation) -> None:
             unsupported(op, f"{ir.StringAttr(op.attributes['intrin']).value} is for AMD GPUs")
         if "syncscope" in op.attributes:
             _rename_scope(op)
+        if op.name == "gpu.shuffle":
+            _is_of_whole_warps(op)
         if op.name == "llvm.mlir.global":
             _keep_apart(op)
 

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from build import build, needs_linker
-from test_ptx import assemble, instructions, needs_ptxas
+from test_ptx import WHOLE_WARPS, assemble, instructions, needs_ptxas, shuffles
 
 from flycomm import targets
 from flycomm.compile import _lowered
@@ -54,6 +54,7 @@ def test_nvidia(scorer):
     assert text.count("cvt.rn.f16x2.e4m3x2") == (2 * words if fp8 else 0)
     # queries once; keys before the loop, and ahead of each step
     assert found["ld.global.v4.b32"] == 1 + 2 * fmt.loads * TILES
+    assert shuffles(text) == WHOLE_WARPS
     assert ".local" not in text
 
 

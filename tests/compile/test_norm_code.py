@@ -10,6 +10,7 @@ from functools import cache
 import isa_rules as rules
 import pytest
 from build import build, needs_linker
+from test_ptx import WHOLE_WARPS, shuffles
 
 from flycomm import targets
 from flycomm.compile import ARCHES, _lowered
@@ -87,7 +88,15 @@ def test_products_and_sums_of_experts_are_rounded_apart(kernel):
 
 
 def _count(opcode: str, kernel, rounded: bool = True) -> int:
+    return len(re.findall(rf"\b{opcode}{'.rn' if rounded else ''}\.f32\b", _ptx(kernel)))
+
+
+def _ptx(kernel) -> str:
     made = specialization(kernel)
     with targets.compiling_for("cuda", "sm_90"):
         (image,) = _lowered.lower(made.launcher(), made.placeholders()).binaries.values()
-    return len(re.findall(rf"\b{opcode}{'.rn' if rounded else ''}\.f32\b", image.decode()))
+    return image.decode()
+
+
+def test_scales_of_groups_are_folded_by_whole_warps_of_nvidia():
+    assert shuffles(_ptx(("flags", Variant(1024, quantize="group"), 2, 4, 128))) == WHOLE_WARPS

@@ -37,6 +37,14 @@ def instructions(text: str) -> Counter[str]:
     return Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][a-z0-9_.:]+)[ ;]", text.replace("\t", " "), re.MULTILINE))
 
 
+WHOLE_WARPS = {"31, -1"}  # clamp and mask: a lane that the mask leaves out must not shuffle at all
+
+
+def shuffles(text: str) -> set[str]:
+    """Which lanes the shuffles of a text are of."""
+    return set(re.findall(r"shfl\.sync[^;]*, (-?\w+, -?\w+);", text))
+
+
 def assemble(text: str, chip: str) -> str:
     """What ptxas says of a text that it accepts."""
     command = ("ptxas", f"-arch={chip}", "-v", "-o", os.devnull, "-")
@@ -160,6 +168,20 @@ def test_print_clock_and_two_dimensions():
 def test_amd_operations_are_refused_by_name():
     with pytest.raises(UnsupportedOnTarget, match=r"rocdl\.s\.waitcnt .*cuda_kernels\.py"):
         ptx(kernels.amd, NOWHERE)
+
+
+def test_shuffles_of_parts_of_a_warp_are_refused():
+    @kernels.flyc.kernel
+    def kernel(out: fx.Int64):
+        t = fx.Int32(fx.thread_idx.x)
+        kernels.store(out, t, fx.Int32(fx.gpu.shuffle_xor(t, 1, 4)))
+
+    @kernels.flyc.jit
+    def launch(out: fx.Int64, stream: fx.Stream = kernels.DEFAULT_STREAM):
+        kernel(out).launch(grid=(1,), block=(32,), stream=stream)
+
+    with pytest.raises(UnsupportedOnTarget, match=r"gpu\.shuffle .*the first 4 lanes .*width of 32.*test_ptx\.py"):
+        ptx(launch, NOWHERE)
 
 
 def test_libdevice_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch):
