@@ -18,9 +18,11 @@ Given = Mapping[str, tuple[torch.Tensor, tuple[int, ...], torch.dtype]]  # name 
 
 
 class LayerBase:
-    """``name`` and ``build`` make the kernel; ``rows``: the most that it takes; ``scratch_bytes``: of how many blocks.
+    """``name`` and ``build`` make the kernel; ``rows``: the most that it takes; ``scratch_bytes``: of how many blocks;
+    ``slot_bytes``: of staging that it fills for each rank.
 
-    Collective: compiles, checks residency (:class:`ResidencyError`, with the numbers), allocates the scratch.
+    Collective: compiles, checks residency (:class:`ResidencyError`, with the numbers), allocates the scratch. Raises
+    :class:`UsageError` if the channel's slots are smaller.
     """
 
     def __init__(
@@ -31,12 +33,18 @@ class LayerBase:
         build: Callable[..., Any],
         rows: int,
         scratch_bytes: Callable[[int], int],
+        slot_bytes: int,
         threads: int,
     ):
         self.comm = comm
         self.peers = comm.peers(channel)
         self._rows = rows
-        blocks = self.peers.blocks
+        blocks, room = self.peers.blocks, self.peers.capacity.value
+        if room < slot_bytes:
+            raise UsageError(
+                f"a slot of channel {channel!r} has {room} bytes, this layer fills {slot_bytes}; pass "
+                f"kernel_channels={{{channel!r}: ({blocks}, {slot_bytes})}} to init, slot_bytes() of the largest layer"
+            )
         fixed = Specialization(name, build, comm.world_size, "bf16", blocks, threads, 256)
         self.kernel = comm._session.load(fixed)
         target, device = targets.active(), comm.device.index or 0

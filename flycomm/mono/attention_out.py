@@ -10,7 +10,7 @@ import torch
 
 from flycomm.communicator import Communicator
 from flycomm.errors import UsageError
-from flycomm.kernels.mono_attention_out import Layer, build, scratch_bytes
+from flycomm.kernels.mono_attention_out import Layer, build, scratch_bytes, slot_bytes
 from flycomm.mono._layer import LayerBase
 
 _ROUTERS = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -41,7 +41,8 @@ class AttentionOutLayer(LayerBase):
         how = f"{one.router}_{one.scoring}{'_bias' * one.bias}{'_renormalized' * one.renormalize}"
         shape = f"{one.hidden}_{one.inner}_{one.top_k}of{one.experts}"
         name = f"mono_attention_out_{shape}_{how}_{one.protocol}_{one.math}_r{one.rows}"
-        super().__init__(comm, channel, name, build(layer), layer.rows, partial(scratch_bytes, layer), threads)
+        scratch, slot = partial(scratch_bytes, layer), slot_bytes(layer)
+        super().__init__(comm, channel, name, build(layer), layer.rows, scratch, slot, threads)
 
     def __call__(
         self,

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from flycomm.communicator import Communicator
-from flycomm.kernels.mono_ffn import Layer, build, scratch_bytes
+from flycomm.kernels.mono_ffn import Layer, build, scratch_bytes, slot_bytes
 from flycomm.mono._layer import LayerBase
 
 
@@ -26,7 +26,8 @@ class FfnLayer(LayerBase):
     def __init__(self, comm: Communicator, channel: str, layer: Layer, threads: int = 256):
         self.layer = layer
         name = f"mono_ffn_{layer.hidden}_{layer.inter}_{layer.out}_{layer.protocol}_{layer.math}_r{layer.rows}"
-        super().__init__(comm, channel, name, build(layer), layer.rows, partial(scratch_bytes, layer), threads)
+        scratch, slot = partial(scratch_bytes, layer), slot_bytes(layer)
+        super().__init__(comm, channel, name, build(layer), layer.rows, scratch, slot, threads)
 
     def __call__(
         self,

@@ -52,12 +52,6 @@ class IndexerLayer(LayerBase):
                 f"{indexer.rows} query rows of {indexer.indexer.lists} lists for {blocks} blocks; at most {ROWS[-1]} "
                 "rows, and a block for each list: make the channel's grid larger, or the indexer for fewer rows"
             )
-        wanted, room = slot_bytes(blocks, k), comm.peers(channel).capacity
-        if room < wanted:
-            raise UsageError(
-                f"a slot of channel {channel!r} has {room} bytes, words of {blocks} blocks take {wanted}; pass "
-                f"kernel_channels={{{channel!r}: ({blocks}, slot_bytes({blocks}, {k}))}}"
-            )
         self.layer = one = Layer(
             scorer.asked,
             k_class(k),
@@ -73,9 +67,8 @@ class IndexerLayer(LayerBase):
         self.indexer, self.scorer = indexer, scorer
         agreed = (one, indexer.layout, indexer.indexer)
         self._tag = zlib.crc32(repr(agreed).encode()) & 0x7FFFFFFF
-        super().__init__(
-            comm, channel, one.name, build(one), indexer.rows, partial(scratch_bytes, one, threads), threads
-        )
+        scratch, slot = partial(scratch_bytes, one, threads), slot_bytes(blocks, k)
+        super().__init__(comm, channel, one.name, build(one), indexer.rows, scratch, slot, threads)
 
     def __call__(
         self,

@@ -97,6 +97,15 @@ def test_what_the_kernel_cannot_take_is_refused(change, says):
     run(1, body, **case.options)
 
 
+@pytest.mark.parametrize("layout", [{"token_stride": 132}, {"scale_offset": 8190}], ids=str)
+def test_keys_that_are_not_aligned_are_refused(layout):
+    def body(comm):
+        with pytest.raises(ValueError, match="keep keys and scales of a page in planes of their own"):
+            IndexScores(comm, DSA, "e4m3fn", 16, 64, **layout)
+
+    run(1, body)
+
+
 def test_an_indexer_of_other_lists_is_refused():
     def body(comm):
         for arguments, says in (

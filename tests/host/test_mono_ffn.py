@@ -320,6 +320,14 @@ def test_what_does_not_fit_is_refused():
         Layer(*SMALL, 1, math="tensor").check("bf16", 64)
 
 
+def test_a_channel_of_smaller_slots_is_refused():
+    def body(layer, comm):
+        with pytest.raises(UsageError, match=r"channel 'ffn' has \d+ bytes, this layer fills \d+"):
+            FfnLayer(comm, "ffn", Layer(*SMALL, 48), 64)
+
+    mono(1, 1, body, shape=SMALL, threads=64)
+
+
 def test_tiles():
     assert Layer(6144, 1024, 2048, 4).tiles == {"gate_up": 1024, "down": 768, "projection": 1024}
     assert Layer(6144, 1024, 2048, 8).tiles == {"gate_up": 128, "down": 384, "projection": 128}

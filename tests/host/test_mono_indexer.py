@@ -265,7 +265,7 @@ def test_what_cannot_be_is_refused_in_a_sentence():
             (oracle.made(comm, case, scorer), "indexer", "make it with parallel=True"),
             (oracle.made(comm, replace(case, parallel=True)), "indexer", "no kernel's"),
             (parallel, "few", "a block for each list"),
-            (parallel, "narrow", r"slot_bytes\(30, 3\)"),
+            (parallel, "narrow", "channel 'narrow' has 4096 bytes"),
         ):
             with pytest.raises(UsageError, match=says):
                 IndexerLayer(comm, channel, indexer, INNER, OUT, THREADS)
