@@ -398,13 +398,17 @@ class Communicator:
         self._session.enter()
 
     def recover(self) -> None:
-        """Collective: after a :class:`CommTimeout`, make every channel usable again. Results in flight are lost."""
+        """Collective: after a :class:`CommTimeout`, make every channel usable again, and what mono layers know of their
+        channels. Results in flight are lost."""
         session = self._session
         session.check_open()
         session.synchronize()
         session.world.barrier()
         if session.channels is not None:
             session.channels.reset()
+            for layer in session.layers:
+                layer.reset()
+            session.synchronize()
             if session.trace is not None:
                 session.trace.arm()
         session.failure = None

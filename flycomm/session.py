@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -44,6 +45,7 @@ class Session:
         self.streams: dict[int, int] = {}  # channel number → the raw stream that its eager lane belongs to
         self.lane_channels: dict[str, tuple[Geometry, int]] = {}  # of other kernels: wire → grid, bytes of a source
         self.trace: Any = None  # the flycomm.trace.Trace that is being recorded
+        self.layers: WeakSet[Any] = WeakSet()  # mono layers: their marks hold epochs, and are reset with these
         self._said: set[str] = set()
         self._loaded: set[kernels.Specialization] = set()
         self._agreed: set[Hashable] = set()

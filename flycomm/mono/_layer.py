@@ -52,9 +52,11 @@ class LayerBase:
         check_resident(name, blocks, ranks, resident_blocks(self.kernel, target, device))
         self.scratch = torch.zeros(scratch_bytes(blocks), dtype=torch.uint8, device=comm.device)
         target.runtime.synchronize(device)
+        comm._session.layers.add(self)
 
     def reset(self) -> None:
-        """Forget all marks: after ``comm.recover()``, when epochs begin anew. With no launch in flight."""
+        """Forget all marks, with no launch in flight: for a layer that rested for 2³¹ calls of its channel.
+        ``comm.recover()`` does it."""
         self.scratch.zero_()
 
     def _enter(self, rows: int) -> None:

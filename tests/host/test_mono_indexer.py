@@ -218,7 +218,6 @@ def test_a_missing_rank_ends_in_a_timeout_and_recover_helps(case):
             assert same_bits(projected, projection_of(x))
         comm._session.world.barrier()
         comm.recover()
-        layer.reset()
         comm._session.world.barrier()
         check_all(oracle.several(case, 2), layer, comm, decode=False)
 
@@ -248,7 +247,6 @@ def test_what_a_failed_wait_leaves_is_right_or_nothing():
             failed += int(bad.any())
             comm._session.world.barrier()
             comm.recover()
-            layer.reset()
             comm._session.world.barrier()
         return failed
 
