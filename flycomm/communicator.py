@@ -18,7 +18,7 @@ from flycomm.errors import PeerAccessError, UsageError
 from flycomm.fused import ExpertRows, Fused, Norm
 from flycomm.indexer.selection import TopK
 from flycomm.indexer.shard import ShardLayout
-from flycomm.kernels._topk_exchange_plan import lane_channels
+from flycomm.kernels._topk_exchange_plan import as_counted, lane_channels
 from flycomm.layout import plan_layout
 from flycomm.ops import registry
 from flycomm.residency import Residency
@@ -84,7 +84,7 @@ class Communicator:
         if topk[1]:
             session.lane_channels = lane_channels(session.device.type == "cpu", topk[0], topk[1])
             if graphs:
-                residency.check_all(grid for grid, _ in session.lane_channels.values())
+                residency.check_all(as_counted(grid) for grid, _ in session.lane_channels.values())
         layout = plan_layout(
             rows, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits, session.lane_channels
         )

@@ -46,7 +46,7 @@ class Residency:
                 f"{self.ranks} rank(s) on one device, each with {self.lanes} lane(s) of {grid.blocks} blocks and "
                 f"{self.kernel_blocks} blocks of kernel channels, want {self._wanted(grid)} threads to wait at the "
                 f"same time, over the {self.compute_units * RESIDENT_THREADS} that the device keeps resident; use "
-                "fewer channels, smaller kernel channels or fewer virtual ranks"
+                "fewer channels, smaller kernel channels, fewer rows in topk= or fewer virtual ranks"
             )
 
     def check_all(self, grids: Iterable[Geometry]) -> None:

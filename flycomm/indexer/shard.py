@@ -9,6 +9,8 @@ from typing import Any
 from flycomm.errors import UsageError
 from flycomm.primitives import shard
 
+_LARGEST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class ShardLayout:
@@ -26,6 +28,11 @@ class ShardLayout:
     def __post_init__(self) -> None:
         if self.world < 1 or self.granule < 1:
             raise UsageError(f"a layout over {self.world} ranks by {self.granule} keys is empty; both are at least 1")
+        if self.world * self.granule > _LARGEST:
+            raise UsageError(
+                f"{self.world} ranks by {self.granule} keys are over {_LARGEST} a round, as positions have "
+                "32 bits; use a smaller granule"
+            )
 
     @classmethod
     def contiguous(cls, world: int, capacity: int) -> ShardLayout:

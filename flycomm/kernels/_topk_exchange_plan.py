@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flycomm import geometry
 from flycomm.geometry import Geometry
 from flycomm.primitives.candidates import WORD_BYTES
 from flycomm.primitives.digits import HISTOGRAM_BYTES
@@ -14,6 +15,7 @@ CLASSES = (64, 512, 1024, 2048)  # of k
 MAX_ROWS = {64: 64, 512: 16, 1024: 16, 2048: 16}  # a launch that pushes
 RADIX = "topk_radix"  # wire of the channel of the other algorithm, of every mode and every k
 RADIX_BLOCKS = 64  # at most; a block does one row after the other
+RESIDENT_THREADS = 512  # that a compute unit can hold of these kernels, or one block: they need many registers
 _IN_REGISTERS = 16  # scores a thread
 _THREADS = {64: 512, 512: 256, 1024: 512, 2048: 1024}
 _SMALL_THREADS = {64: 64, 512: 64, 1024: 128, 2048: 256}
@@ -68,6 +70,16 @@ def lane_channels(small: bool, rows: int, k: int) -> dict[str, tuple[Geometry, i
     threads = _SMALL_RADIX_THREADS if small else _RADIX_THREADS
     found[RADIX] = Geometry(blocks, threads), blocks * (HISTOGRAM_BYTES + list_bytes(k_class(k)))
     return found
+
+
+def resident_threads(threads: int) -> int:
+    """What a kernel with blocks of ``threads`` is compiled for."""
+    return max(RESIDENT_THREADS, threads)
+
+
+def as_counted(grid: Geometry) -> Geometry:
+    """A grid with the threads that it takes of a budget by which a compute unit holds ``geometry.RESIDENT_THREADS``."""
+    return Geometry(grid.blocks, grid.threads * geometry.RESIDENT_THREADS // resident_threads(grid.threads))
 
 
 def channel_bytes(rows: int, k: int) -> int:

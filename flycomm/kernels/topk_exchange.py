@@ -32,6 +32,7 @@ from flycomm.dtypes import REDUCIBLE
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization
 from flycomm.kernels._topk_exchange_meet import merge_row, parted, push_row
+from flycomm.kernels._topk_exchange_plan import resident_threads
 from flycomm.kernels._topk_exchange_row import Arguments, Form, nominate_row, of_row
 from flycomm.primitives import packet
 from flycomm.primitives.block_scan import GROUP, Scratch
@@ -115,4 +116,4 @@ def specialization(
     order = f"{'score' if by_score else 'index'}_{'low' if low else 'high'}"
     name = f"topk_exchange_{mode}_{of}_k{k}_{order}" + ("_forced" if forced else "") + ("" if wide else "_unaligned")
     build_one = build(mode, source, columns, k, by_score, low, wide, forced)
-    return Specialization(name, build_one, world, dtype, blocks, threads)
+    return Specialization(name, build_one, world, dtype, blocks, threads, resident_threads(threads))

@@ -23,6 +23,7 @@ from flycomm.dtypes import REDUCIBLE
 from flycomm.epoch import previous_epoch
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization
+from flycomm.kernels._topk_exchange_plan import resident_threads
 from flycomm.kernels._topk_exchange_row import Arguments, Form, at_row, elements, of_row, owner_of
 from flycomm.primitives.access import land_own_stores
 from flycomm.primitives.block_scan import Scratch, clear, read, write
@@ -153,4 +154,4 @@ def specialization(
         f"topk_radix_{mode}_{of}_k{k}of{most}_{order}" + ("_forced" if forced else "") + ("" if wide else "_unaligned")
     )
     build_one = build(mode, source, columns, k, most, by_score, low, wide, forced)
-    return Specialization(name, build_one, world, dtype, blocks, threads)
+    return Specialization(name, build_one, world, dtype, blocks, threads, resident_threads(threads))

@@ -7,6 +7,7 @@ import pytest
 
 from flycomm.errors import ResidencyError
 from flycomm.geometry import Geometry
+from flycomm.kernels._topk_exchange_plan import as_counted, lane_channels
 from flycomm.layout import plan_layout
 from flycomm.residency import Residency
 from flycomm.tables import OPS, shipped
@@ -36,3 +37,14 @@ def test_kernel_channels_count_and_refusals_have_the_numbers():
     Residency.of(H200, 1, 1, 100).check(TABLE)
     with pytest.raises(ResidencyError, match=r"1000 blocks of kernel channels, want \d+ threads .* over the 135168 "):
         Residency.of(H200, 1, 1, 1000).check(TABLE)
+
+
+def test_the_rows_of_a_topk_count_as_what_their_kernels_are_compiled_for():
+    """A compute unit holds one block of 512 threads, or two of 256: 128 registers a thread."""
+    grids = {name: as_counted(grid) for name, (grid, _) in lane_channels(False, 64, 2048).items()}
+    assert grids["topk_64"] == Geometry(64, 1024)
+    assert grids["topk_512"] == Geometry(16, 512)
+    assert grids["topk_2048"] == Geometry(16, 1024)
+    Residency.of(H200, 1, 1, 0).check_all(grids.values())
+    with pytest.raises(ResidencyError, match=r"2 rank\(s\) .* 2 lane\(s\) of 64 blocks .* fewer rows in topk="):
+        Residency.of(H200, 2, 1, 0).check_all(grids.values())

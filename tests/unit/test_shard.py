@@ -76,3 +76,9 @@ def test_kernels_compute_the_same():
     for i, rank in itertools.product(range(threads), range(world)):
         want = [layout.to_global(i, rank), *layout.to_local(i), layout.local_length(i, rank)]
         assert out[i, rank].tolist() == want
+
+
+def test_a_round_that_32_bits_do_not_hold_is_refused():
+    ShardLayout(2, 2**30 - 1)
+    with pytest.raises(UsageError, match=r"8 ranks by 1073741824 keys are over 2147483647"):
+        ShardLayout(8, 2**30)
