@@ -98,6 +98,7 @@ typedef struct fc_launch {
     struct fc_launch *queued;
     fc_ranges *remote;
     uint64_t seed;
+    int order; /* enum fc_host_order */
 } fc_launch;
 
 /* One OS thread inside one launch. */
@@ -110,6 +111,7 @@ typedef struct fc_worker {
     fc_block *starting; /* has threads that were not started yet */
     int64_t live_blocks;
     uint64_t serials;
+    uint32_t turns; /* barriers that were passed, for FC_HOST_ROTATE */
     int progress; /* a fiber did more than find a polled word unchanged */
     uint32_t idle_turns;
     int slack_ns; /* the thread's own timer slack, once it was changed */
@@ -125,6 +127,7 @@ void fc_fiber_entry(void);               /* where a new stack continues: calls f
 
 /* ---- host_runtime.c */
 void fc_fiber_main(fc_fiber *fiber);
+int fc_launch_order(void);
 void fc_join_launch(fc_launch *launch); /* runs blocks until none is left to take and all taken are done */
 
 /* ---- host_weak.c */

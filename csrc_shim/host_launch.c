@@ -192,6 +192,7 @@ void fc_host_launch(fc_host_kernel entry, void **params, int64_t grid_x, int64_t
         .shared_bytes = (size_t)(static_shared + dynamic_shared),
         .total = grid_x * grid_y * grid_z,
         .seed = fc_weak_launch_seed(),
+        .order = fc_launch_order(),
     };
     if (!launch.total)
         return;

@@ -48,6 +48,14 @@ static void push(fc_queue *queue, fc_fiber *fiber) {
     queue->count++;
 }
 
+static void push_front(fc_queue *queue, fc_fiber *fiber) {
+    fiber->next = queue->head;
+    queue->head = fiber;
+    if (!queue->tail)
+        queue->tail = fiber;
+    queue->count++;
+}
+
 static fc_fiber *pop(fc_queue *queue) {
     fc_fiber *fiber = queue->head;
     if (fiber) {
@@ -65,9 +73,38 @@ static void suspend(fc_fiber *fiber) {
     fc_switch(&fiber->sp, fiber->worker->sp);
 }
 
+static _Atomic int launch_order = FC_HOST_FAIR;
+
+void fc_host_set_order(int32_t order) {
+    atomic_store(&launch_order, order);
+}
+
+int fc_launch_order(void) {
+    return atomic_load(&launch_order);
+}
+
+/* In a fair order behind all that are ready; else the warp goes on after its shuffle. */
 static void wake(fc_fiber *fiber) {
     fiber->waiting = FC_RUNNABLE;
-    push(&fiber->worker->ready, fiber);
+    if (fiber->worker->launch->order == FC_HOST_FAIR)
+        push(&fiber->worker->ready, fiber);
+    else
+        push_front(&fiber->worker->ready, fiber);
+}
+
+/* All of a block's threads wait in its barrier. What is pushed to the front last runs first. */
+static void wake_by_warps(fc_block *block, fc_worker *worker) {
+    uint32_t n = block->num_warps, first = 0;
+    if (worker->launch->order == FC_HOST_ROTATE)
+        first = worker->turns++ % n;
+    block->barrier = (fc_queue){0};
+    for (uint32_t i = n; i-- > 0;) {
+        uint32_t place = (first + i) % n;
+        fc_warp *warp = block->warps + (worker->launch->order == FC_HOST_LAST_WARP ? n - 1 - place : place);
+        for (uint32_t lane = warp->lanes; lane-- > 0;)
+            if (warp->lane[lane])
+                wake(warp->lane[lane]);
+    }
 }
 
 static fc_warp *warp_of(const fc_fiber *fiber) {
@@ -79,6 +116,11 @@ static void try_barrier(fc_block *block, uint32_t threads) {
         return;
     for (uint32_t i = 0; i < block->num_warps; i++)
         block->warps[i].at_barrier = 0;
+    fc_worker *worker = block->barrier.head->worker;
+    if (worker->launch->order != FC_HOST_FAIR) {
+        wake_by_warps(block, worker);
+        return;
+    }
     for (fc_fiber *fiber; (fiber = pop(&block->barrier));)
         wake(fiber);
 }

@@ -45,6 +45,14 @@ enum fc_host_shuffle_mode {
     FC_HOST_FIRST = 5   /* the value of the lowest lane that takes part */
 };
 
+/* Which warp of a block runs on first after a block barrier. In a fair order all run in turn, up to the next shuffle. */
+enum fc_host_order {
+    FC_HOST_FAIR = 0,
+    FC_HOST_FIRST_WARP = 1, /* warps one after the other, each up to the next barrier */
+    FC_HOST_LAST_WARP = 2,  /* the last one first */
+    FC_HOST_ROTATE = 3      /* begun by another warp after each barrier */
+};
+
 typedef struct fc_host_shuffled {
     uint64_t value; /* the own value where the source lane is outside its segment or does not take part */
     uint64_t valid; /* 1 when the value is the source lane's */
@@ -79,6 +87,7 @@ FC_API void fc_host_remote_remove(uint64_t address);
 /* ---- called by Python */
 FC_API const char *fc_host_take_error(void);        /* this OS thread's first launch error since the last call, or NULL */
 FC_API void fc_host_set_weak_seed(uint64_t seed);   /* order in which kept-back stores land; used from the next launch */
+FC_API void fc_host_set_order(int32_t order);       /* enum fc_host_order; used from the next launch */
 FC_API void fc_host_set_threads(int32_t threads);   /* OS threads that may run blocks at one time; 0: the cores it may use */
 
 #ifdef __cplusplus

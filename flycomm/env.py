@@ -62,6 +62,8 @@ def _one_of_ints(*values: int) -> Callable[[str], int]:
     return parse
 
 
+HOST_ORDERS = ("fair", "first", "last", "rotate")  # as in the C library's enum fc_host_order
+
 TARGET = Variable("FLYCOMM_TARGET", _choice("rocm", "cuda", "host"), "", "target to run on: rocm, cuda or host")
 TIMEOUT = Variable("FLYCOMM_TIMEOUT", float, 30.0, "seconds that a wait inside a kernel may last; 0 waits for ever")
 DEBUG = Variable("FLYCOMM_DEBUG", _flag, False, "1 compares every call's arguments across ranks before it is launched")
@@ -86,6 +88,12 @@ AOT_DIR = Variable(
 )
 HOST_WEAK = Variable("FLYCOMM_HOST_WEAK", _flag, False, "1 lets stores to peers land late and out of order (host)")
 HOST_SEED = Variable("FLYCOMM_HOST_SEED", int, 1, "seed of the weak mode's order (host)")
+HOST_ORDER = Variable(
+    "FLYCOMM_HOST_ORDER",
+    _choice(*HOST_ORDERS),
+    HOST_ORDERS[0],
+    "which warp of a block runs on first after a block barrier: fair (all in turn), first, last or rotate (host)",
+)
 HOST_WARP = Variable("FLYCOMM_HOST_WARP", _one_of_ints(32, 64), 32, "threads of a warp: 32 or 64 (host)")
 HOST_THREADS = Variable("FLYCOMM_HOST_THREADS", int, 0, "OS threads that run one launch's blocks; 0: the cores (host)")
 
@@ -99,6 +107,7 @@ ALL: tuple[Variable, ...] = (
     AOT_DIR,
     HOST_WEAK,
     HOST_SEED,
+    HOST_ORDER,
     HOST_WARP,
     HOST_THREADS,
 )

@@ -135,12 +135,20 @@ class HostTarget(Target):
         set_threads.argtypes, set_threads.restype = [ctypes.c_int32], None
         set_threads(env.HOST_THREADS.get())
         self.set_weak_seed(env.HOST_SEED.get())
+        self.set_order(env.HOST_ORDER.get())
 
     def set_weak_seed(self, seed: int) -> None:
         """Choose the order in which kept-back stores land, from the next launch on; nothing is compiled again."""
         set_seed = _shim.lib().fc_host_set_weak_seed
         set_seed.argtypes, set_seed.restype = [ctypes.c_uint64], None
         set_seed(seed % 2**64)
+
+    def set_order(self, order: str) -> None:
+        """Choose which warp of a block runs on first after a block barrier, from the next launch on: one of
+        ``env.HOST_ORDERS``. All but "fair" find a barrier that is missing where warps run apart."""
+        set_order = _shim.lib().fc_host_set_order
+        set_order.argtypes, set_order.restype = [ctypes.c_int32], None
+        set_order(env.HOST_ORDERS.index(order))
 
     def raise_pending(self) -> None:
         """Raise :class:`TargetError` if a launch of this OS thread failed since the last call."""
