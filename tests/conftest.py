@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test run shares: the target, the weak mode, and a compile cache of its own.
+"""What every test run shares: the target, the weak mode, warps that run apart, and a compile cache of its own.
 
 One process runs one target, so a run has one too: ``--target host`` by default, ``--target auto`` for whatever GPU
 is there. Set before any test module, and with it flycomm, is imported.
@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["FLYCOMM_TARGET"] = target
     os.environ.setdefault("FLYCOMM_HOST_WEAK", "1")
+    os.environ.setdefault("FLYCOMM_HOST_ORDER", "rotate")
     os.environ.setdefault("FLYCOMM_TABLE", "shipped")  # never what somebody tuned on this machine
     if target != "host":
         # Read when the GPU is first used. A kernel of torch's that is loaded at its first launch may have to wait for
