@@ -35,6 +35,7 @@ def test_hidden_6144_against_f64(rows, world):
 
 @pytest.mark.parametrize("router", ["bf16", "f32"])
 def test_one_kernel_node_and_a_thousand_replays(router):
+    pytest.importorskip("cuda.bindings", reason="counting the nodes of a graph needs cuda-bindings")
     layer = Layer(4096, 512, 128, 8, 2, router)
 
     def body(one, comm):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -30,9 +31,9 @@ class _Layer(Contender):
         normed, residual = self._reduce(F.linear(F.silu(gate) * up, one.down), one)
         return F.linear(normed, one.projection), residual
 
+    @abstractmethod
     def _reduce(self, partial: torch.Tensor, one: MonoInput) -> Pair:
         """All-reduce, residual, RMSNorm."""
-        raise NotImplementedError
 
 
 class _OfGroup(_Layer, OfGroup):
