@@ -28,6 +28,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=["owner", "all", "shard", "dsa"])
 def test_one_kernel_node_and_a_thousand_replays_with_changing_lengths(case):
     pytest.importorskip("cuda.bindings", reason="counting the nodes of a graph needs cuda-bindings")
+
     def body(layer, comm):
         steps = oracle.several(case, _STEPS)
         for step in steps[:2]:
