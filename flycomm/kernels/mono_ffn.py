@@ -10,7 +10,7 @@
 Four stages, one grid; a block does its tiles of each in turn (``primitives/schedule.py``). Between stages blocks meet
 by ready marks, ranks once, in the middle, by fragments. Before each wait a block loads the weights that it needs
 after it: they don't depend on what it waits for. Products are made by ``primitives/dot`` up to 4 rows, and by matrix
-instructions from 8 on (``primitives/block_product``), or as ``math`` says. RMSNorm's factor is one number a row, so the
+instructions from 4 on (``primitives/block_product``), or as ``math`` says. RMSNorm's factor is one number a row, so the
 projection runs on the row without it and its result is multiplied: nobody waits for a norm. Sums are in f32, in an
 order that depends on the shape and on how products are made: the bits of a row depend neither on the batch, within
 what has the same ``math``, nor on the grid.

@@ -26,7 +26,7 @@ from flycomm.primitives.schedule import turns
 VARIANTS = [
     (Layer(6144, 1024, 2048, 1, "packets"), 2, 128, 256),
     (Layer(4096, 1024, 2048, 2, "flags"), 8, 128, 256),
-    (Layer(512, 256, 256, 4, "packets"), 8, 16, 256),
+    (Layer(512, 256, 256, 4, "packets", "dot"), 8, 16, 256),
     (Layer(512, 256, 256, 8, "flags", "dot"), 2, 8, 256),
     (Layer(6144, 1024, 2048, 8, "flags"), 8, 128, 256),
     (Layer(6144, 1024, 2048, 16, "packets"), 2, 128, 256),

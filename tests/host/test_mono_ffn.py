@@ -327,7 +327,7 @@ def test_a_channel_of_smaller_slots_is_refused():
 
 
 def test_tiles():
-    assert Layer(6144, 1024, 2048, 4).tiles == {"gate_up": 1024, "down": 768, "projection": 1024}
+    assert Layer(6144, 1024, 2048, 2).tiles == {"gate_up": 1024, "down": 768, "projection": 1024}
     assert Layer(6144, 1024, 2048, 8).tiles == {"gate_up": 128, "down": 384, "projection": 128}
     assert Layer(72, 24, 10, 1, math="matrix").tiles == {"gate_up": 3, "down": 5, "projection": 1}
 

@@ -27,7 +27,7 @@ from flycomm.bench.subjects.selection import Among, same_bits
 from flycomm.indexer import IndexerCP, IndexScores, ShardLayout, TopK
 from flycomm.indexer.cp import owners_of
 
-_MAX_BYTES = 8 << 20
+_MAX_BYTES = 64 << 20
 _COLD_BYTES = 512 << 20  # read before a byte is read again: twice the largest cache of today's GPUs
 _MOST_COPIES = 16
 _OFF = 2.0**-19  # of the product of norms: f32 sums of 128 products, and of 64 heads

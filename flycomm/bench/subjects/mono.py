@@ -26,7 +26,7 @@ from flycomm.kernels.mono_ffn import MATHS, ROWS, Layer, slot_bytes
 from flycomm.mono import FfnLayer
 
 EPS = 1e-6
-_CHANNEL, _MAX_BYTES = "mono_ffn", 1 << 20
+_CHANNEL, _MAX_BYTES = "mono_ffn", 64 << 20
 _GPU_BLOCKS, _GPU_THREADS = 128, 256
 _HOST = Geometry(2, 64)
 _SHARED = 1000  # instead of a rank, for what is the same on all ranks
