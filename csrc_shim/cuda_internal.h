@@ -14,6 +14,7 @@
 struct fc_cuda_kernel {
     void *function;
     atomic_int dynamic_limit; /* bytes of dynamic shared memory that a launch may ask for so far */
+    bool waits;               /* for the kernel ahead of it, by itself: its launches may start early */
     fc_cuda_kernel *next;
     char name[];
 };

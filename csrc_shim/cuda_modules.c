@@ -16,6 +16,10 @@
 enum { NOT_FOUND = 500, FIRST_CAPTURE_ERROR = 900, LAST_CAPTURE_ERROR = 908 };
 enum { JIT_INFO_LOG = 3, JIT_INFO_LOG_BYTES = 4, JIT_ERROR_LOG = 5, JIT_ERROR_LOG_BYTES = 6 };
 
+/* of PTX */
+#define ENTRY ".entry "
+#define WAIT_FOR_PREVIOUS "griddepcontrol.wait"
+
 static struct {
     int (*context_current)(void **context);
     int (*context_push)(void *context);
@@ -113,12 +117,13 @@ static fc_cuda_kernel *find_kernel(struct loaded *loaded, const char *name)
     return kernel;
 }
 
-static int add_kernel(struct loaded *loaded, const char *name, size_t length)
+static int add_kernel(struct loaded *loaded, const char *name, size_t length, bool waits)
 {
     fc_cuda_kernel *kernel = calloc(1, sizeof *kernel + length + 1);
     if (kernel == NULL)
         return fc_fail("out of memory for the name of a kernel");
     memcpy(kernel->name, name, length);
+    kernel->waits = waits;
     int limit = 0, code = cu.function(&kernel->function, loaded->module, kernel->name);
     /* The driver loads kernels lazily, at their first launch, and that may wait for kernels that run. */
     if (code == 0 && cu.function_load != NULL)
@@ -136,17 +141,21 @@ static int add_kernel(struct loaded *loaded, const char *name, size_t length)
     return 0;
 }
 
-/* Every kernel that PTX names. What only looks like one is not found, and is nobody's error. */
+/* Every kernel that PTX names. What only looks like one is not found, and is nobody's error. Machine code does not say
+ * whether a kernel waits for the one ahead of it: such a kernel is launched as one that does not. */
 static int add_kernels(struct loaded *loaded, const char *ptx)
 {
-    const char *at = ptx;
-    while ((at = strstr(at, ".entry ")) != NULL) {
-        at += strlen(".entry ");
+    const char *at = strstr(ptx, ENTRY);
+    while (at != NULL) {
+        at += strlen(ENTRY);
         at += strspn(at, " \t\r\n");
+        const char *next = strstr(at, ENTRY), *wait = strstr(at, WAIT_FOR_PREVIOUS);
         size_t length = strcspn(at, " \t\r\n(;,");
-        int code = length != 0 ? add_kernel(loaded, at, length) : NOT_FOUND;
+        bool waits = wait != NULL && (next == NULL || wait < next);
+        int code = length != 0 ? add_kernel(loaded, at, length, waits) : NOT_FOUND;
         if (code != 0 && code != NOT_FOUND)
             return -1;
+        at = next;
     }
     return 0;
 }
@@ -206,7 +215,7 @@ fc_cuda_kernel *fc_cuda_kernel_here(fc_cuda_module *module, const char *name)
     pthread_mutex_lock(&lock);
     loaded = load_for(module, context);
     kernel = loaded != NULL ? find_kernel(loaded, name) : NULL;
-    if (loaded != NULL && kernel == NULL && add_kernel(loaded, name, strlen(name)) == 0)
+    if (loaded != NULL && kernel == NULL && add_kernel(loaded, name, strlen(name), false) == 0)
         kernel = find_kernel(loaded, name);
     pthread_mutex_unlock(&lock);
     return kernel;

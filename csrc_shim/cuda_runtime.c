@@ -9,7 +9,7 @@
 
 #include "cuda_internal.h"
 
-enum { LAUNCH_CLUSTER_DIMENSION = 4 }; /* CUlaunchAttributeID */
+enum { LAUNCH_CLUSTER_DIMENSION = 4, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6 }; /* CUlaunchAttributeID */
 
 typedef struct launch_attribute { /* CUlaunchAttribute */
     int id;
@@ -18,6 +18,7 @@ typedef struct launch_attribute { /* CUlaunchAttribute */
         struct {
             unsigned x, y, z;
         } cluster;
+        int allowed; /* programmatic stream serialization */
         char bytes[64];
     } value;
 } launch_attribute;
@@ -113,6 +114,29 @@ static void refuse(fc_cuda_kernel *kernel, int code, const launch_config *config
     fc_cuda_keep_error();
 }
 
+static atomic_bool may_start_early, early_refused;
+
+void fc_cuda_start_early(bool allowed) { atomic_store_explicit(&may_start_early, allowed, memory_order_relaxed); }
+
+/* A launch that may start before the kernel ahead of it on the stream has ended; in a graph, an edge that says so. Behind
+ * what is no kernel, and as the first of a graph, it starts as any other. False where it was not launched: who asks then
+ * launches plainly, and nothing is launched this way any more. */
+static bool launched_early(fc_cuda_kernel *kernel, const launch_config *config, void **parameters, void **extra)
+{
+    if (!kernel->waits || !atomic_load_explicit(&may_start_early, memory_order_relaxed) ||
+        atomic_load_explicit(&early_refused, memory_order_relaxed) || cu.launch_ex == NULL)
+        return false;
+    launch_attribute early = {.id = LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION};
+    early.value.allowed = 1;
+    launch_config with = *config;
+    with.attributes = &early;
+    with.attribute_count = 1;
+    if (cu.launch_ex(&with, kernel->function, parameters, extra) == 0)
+        return true;
+    atomic_store_explicit(&early_refused, true, memory_order_relaxed);
+    return false;
+}
+
 void mgpuLaunchKernel(fc_cuda_kernel *kernel, intptr_t grid_x, intptr_t grid_y, intptr_t grid_z, intptr_t block_x,
                       intptr_t block_y, intptr_t block_z, int32_t shared_bytes, void *stream, void **parameters,
                       void **extra, size_t count)
@@ -124,9 +148,10 @@ void mgpuLaunchKernel(fc_cuda_kernel *kernel, intptr_t grid_x, intptr_t grid_y, 
         .grid = {(unsigned)grid_x, (unsigned)grid_y, (unsigned)grid_z},
         .block = {(unsigned)block_x, (unsigned)block_y, (unsigned)block_z},
         .shared_bytes = (unsigned)shared_bytes,
+        .stream = stream,
     };
     int code = allow_shared(kernel, shared_bytes);
-    if (code == 0)
+    if (code == 0 && !launched_early(kernel, &config, parameters, extra))
         code = cu.launch(kernel->function, config.grid[0], config.grid[1], config.grid[2], config.block[0],
                          config.block[1], config.block[2], config.shared_bytes, stream, parameters, extra);
     if (code != 0)

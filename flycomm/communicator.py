@@ -103,6 +103,7 @@ class Communicator:
         except BaseException:
             registry.unregister(name)
             raise
+        self._no_more_early = target.start_early(residency.starts_early())
 
     # ------------------------------------------------------------------ collectives
 
@@ -429,6 +430,7 @@ class Communicator:
         session.closed = True
         registry.unregister(self.group_name)
         session.synchronize()
+        self._no_more_early()
         if session.trace is not None:
             session.trace.drop()
         for one in self._symmetric:

@@ -86,6 +86,12 @@ AOT_DIR = Variable(
     "",
     "folder that python -m flycomm compile wrote: kernels in it are loaded, not compiled (rocm, cuda)",
 )
+PDL = Variable(
+    "FLYCOMM_PDL",
+    _flag,
+    True,
+    "1 launches small kernels while the one ahead of them still runs, 0 when it has ended (cuda, from sm_90 on)",
+)
 HOST_WEAK = Variable("FLYCOMM_HOST_WEAK", _flag, False, "1 lets stores to peers land late and out of order (host)")
 HOST_SEED = Variable("FLYCOMM_HOST_SEED", int, 1, "seed of the weak mode's order (host)")
 HOST_ORDER = Variable(
@@ -105,6 +111,7 @@ ALL: tuple[Variable, ...] = (
     CUDA_SHARING,
     TABLE,
     AOT_DIR,
+    PDL,
     HOST_WEAK,
     HOST_SEED,
     HOST_ORDER,

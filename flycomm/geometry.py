@@ -17,7 +17,14 @@ class Geometry:
 
 
 RESIDENT_THREADS = 1024  # that a compute unit can hold of kernels that wait: they are compiled for it
+ROW_THREADS = 512  # the same of kernels whose blocks, of up to half of that, hold a row in registers
+EARLY_THREADS = 24 * RESIDENT_THREADS  # of the largest grid that may take its places before the one ahead of it ends
 SYNC = Geometry(1, 64)  # kernels that move no data
+
+
+def row_threads(threads: int) -> int:
+    """That a compute unit can hold of a kernel whose blocks of ``threads`` threads hold a row in registers."""
+    return ROW_THREADS if threads <= ROW_THREADS // 2 else RESIDENT_THREADS
 
 
 def size_class(num_bytes: int) -> int:

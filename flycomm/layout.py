@@ -111,7 +111,7 @@ def _routes(
     for captured in (False, True) if graphs else (False,):
         for op in (*OPS, *FUSED):
             rows = [_forced(row, protocol) for row in table.of(op, world, captured)]
-            fitting = [row for row in rows if fits is None or fits(row.geometry)]
+            fitting = [row for row in rows if fits is None or fits(row.counted)]
             if op in FUSED:
                 routes[op, captured] = tuple(_fused(fitting, capacity))
             else:

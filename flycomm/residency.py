@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flycomm.errors import ResidencyError, TargetError
-from flycomm.geometry import RESIDENT_THREADS, Geometry
+from flycomm.geometry import EARLY_THREADS, RESIDENT_THREADS, Geometry
 from flycomm.tables import Table
 from flycomm.targets import Capabilities, Target
 
@@ -35,6 +35,12 @@ class Residency:
     def fits(self, grid: Geometry) -> bool:
         """Whether every lane may wait with this grid."""
         return self._wanted(grid) <= self.compute_units * RESIDENT_THREADS
+
+    def starts_early(self) -> bool:
+        """Whether kernels may take their places while the one ahead of them on their lane still runs: one rank on the
+        device, and room on every lane for two grids of the largest that do (:mod:`flycomm.primitives.launch_order`)
+        where it holds one of any size."""
+        return self.ranks == 1 and self.fits(Geometry(2, EARLY_THREADS))
 
     def check(self, table: Table) -> None:
         """Raise :class:`ResidencyError` with the numbers if not even the smallest grid of the table fits."""

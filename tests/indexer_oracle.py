@@ -16,6 +16,7 @@ from flycomm.indexer.kinds import BLOCK_MAX, DSA, Indexer
 from flycomm.indexer.plan import StepPlan
 from flycomm.indexer.shard import ShardLayout
 from tests import topk_oracle
+from tests.ranks import resident_rows
 
 TOKENS = replace(DSA, k=24)
 BLOCKS = replace(BLOCK_MAX, k=3)
@@ -57,7 +58,12 @@ class Case:
     @property
     def options(self) -> dict[str, Any]:
         """Of ``tests.ranks.run``."""
-        return {"topk": (self.topk_rows if self.indexer.k <= 64 else 16, self.indexer.k), "max_bytes": 16 << 20}
+        return self.beside(0)
+
+    def beside(self, kernel_blocks: int) -> dict[str, Any]:
+        """:attr:`options`, where kernel channels have so many blocks."""
+        rows, k = self.topk_rows if self.indexer.k <= 64 else 16, self.indexer.k
+        return {"topk": (resident_rows(self.world, rows, k, kernel_blocks), k), "max_bytes": 16 << 20}
 
 
 def visible(case: Case) -> np.ndarray:

@@ -27,12 +27,13 @@ def budget(
     captured: bool,
     sizes: Sequence[int],
     topk: tuple[int, int] = (0, 0),
+    asked: str | None = None,
 ) -> int:
     """Collective: the ``max_bytes`` with which shares of ``sizes`` bytes get the channels that the table means.
 
-    ``topk``: rows and k of an exchange, whose channels have to fit too."""
+    ``topk``: rows and k of an exchange, whose channels have to fit too. ``asked``: as :func:`flycomm.tables.place`."""
     capabilities = target.capabilities(world.device)
-    table = agreed_table(world, capabilities.arch, None)
+    table = agreed_table(world, capabilities.arch, asked)
     lanes = lane_channels(target.runtime.torch_device_type == "cpu", *topk) if topk[1] else {}
     fusing = what.name in ("mono_ffn", "moe_finalize_norm")  # the layer beside separate kernels
     name = tables.FUSED[0] if fusing else what.name

@@ -14,10 +14,10 @@ from flycomm.bench.subjects import SUBJECTS
 from flycomm.bench.subjects.index_cache import FORMATS, KINDS, Shape
 from flycomm.bench.units import format_bytes, parse_bytes, parse_counts, parse_list
 from flycomm.errors import UsageError
-from flycomm.kernels.topk_exchange import MODES
+from flycomm.kernels.topk_exchange import MODES, SOURCES
 from flycomm.topk.choice import ALGOS
 
-_WORDS = ("exchange-mode", "algo", "grid")  # not numbers, and one of each
+_WORDS = ("exchange-mode", "algo", "given", "grid")  # not numbers, and one of each
 _OF_STEPS = ("context", "requests", "query-rows", "heads", "k")  # numbers of an indexer
 _NAMES = ("bytes", "rows", "hidden", "intermediate", "projection", "columns", *_OF_STEPS, "kind", "format", *_WORDS)
 
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--heads", metavar="A,B", help="indexer: index heads (default: the kind's)")
     add("--exchange-mode", choices=MODES, help="topk_exchange: every row to all (default), to its owner, or by shard")
     add("--algo", choices=ALGOS, help="topk_exchange: how (default: as its call chooses)")
+    add("--given", choices=SOURCES, help="topk_exchange: what a rank begins with, its scores (default) or its k best")
     add("--dtype", metavar="A,B", help=f"any of {', '.join(DTYPES)} (default {_DTYPE}); an indexer has a --format")
 
 

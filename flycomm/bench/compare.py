@@ -42,6 +42,7 @@ class Key(NamedTuple):
     k: int | None
     exchange_mode: str | None
     algo: str | None
+    given: str | None
     kind: str | None
     context: int | None
     requests: int | None

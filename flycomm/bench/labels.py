@@ -10,9 +10,9 @@ from flycomm.bench.units import format_bytes
 
 
 def collective(row: Row) -> str:
-    """``"all_reduce"``, or with the reduction where that is not the usual one, or the mode of an exchange and how."""
+    """``"all_reduce"``, or with the reduction where that is not the usual one, or an exchange's mode, how, of what."""
     kind = row["exchange_mode"] if row["reduction"] in (None, "sum") else row["reduction"]
-    return " ".join(word for word in (row["what"], kind, row["algo"]) if word)
+    return " ".join(word for word in (row["what"], kind, row["algo"], row["given"]) if word)
 
 
 def size(row: Row) -> str:

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="measure what no kernel can beat (default: on a GPU, with no --skew-us; of a top-k there are none)",
     )
+    add("--table", metavar="FILE", help="the dispatch table of flycomm's calls (default: the one in force), or shipped")
     add("--fallback", choices=("group", "error"), default="group", help="what flycomm does with a call it cannot do")
     add("--timeout", type=float, metavar="S", help="seconds that a wait in a kernel may last (default FLYCOMM_TIMEOUT)")
     add("--commit", metavar="TEXT", help="what the rows say of the code measured (default: git is asked)")
@@ -104,6 +105,8 @@ def settings(args: argparse.Namespace) -> Settings:
     }
     if what.reduction is not None:
         command["reduction"] = what.reduction
+    if args.table is not None:
+        command["table"] = args.table
     if args.skew_us:
         command["skew-us"] = f"{args.skew_us:g}"
     return Settings(
@@ -115,6 +118,7 @@ def settings(args: argparse.Namespace) -> Settings:
         explicit=against == names,
         floors=floors,
         timeout=args.timeout,
+        table=args.table,
         fallback=args.fallback,
         replay_on=args.replay_on,
         commit=args.commit or origin.commit(Path(flycomm.__file__).resolve().parents[1]),

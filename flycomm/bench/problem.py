@@ -30,6 +30,7 @@ class Case:
     k: int | None = None
     exchange_mode: str | None = None  # of kernels.topk_exchange.MODES
     algo: str | None = None  # of topk.choice.ALGOS, where it was not left to the call
+    given: str | None = None  # of kernels.topk_exchange.SOURCES, where it is not the scores
     kind: str | None = None  # of an indexer: whose cache has num_bytes, of all tokens
     context: int | None = None  # tokens of a request
     requests: int | None = None

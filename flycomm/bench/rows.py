@@ -8,7 +8,8 @@
                          (``k`` of moe_finalize_norm: experts of a row)
 ``intermediate``,        of mono_ffn, beside rows and hidden: a rank's; ``grid``: blocks x threads, where it was given
 ``projection``
-``exchange_mode``        of topk_exchange: "all", "owner" or "shard"; ``algo``: "push", … where it was given
+``exchange_mode``        of topk_exchange: "all", "owner" or "shard"; ``algo``: "push", … where it was given;
+                         ``given``: "candidates" where ranks begin with the k best of their own scores
 ``kind``, ``context``,   of indexer: "dsa" or "block_max"; tokens of a request, requests, query rows of each;
 ``requests``,            ``heads``, ``k``: where they were given and are not the kind's own
 ``query_rows``
@@ -63,6 +64,7 @@ KEYS = (
     "k",
     "exchange_mode",
     "algo",
+    "given",
     "kind",
     "context",
     "requests",
@@ -90,7 +92,7 @@ KEYS = (
 # Files from before there was more than one reduction, a straggler, a spread or rows lack these.
 _LATER = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
 _LATER |= {"rows", "hidden", "columns", "k", "exchange_mode", "algo", "intermediate", "projection", "grid", "rate_gb_s"}
-_LATER |= {"kind", "context", "requests", "query_rows", "heads"}
+_LATER |= {"given", "kind", "context", "requests", "query_rows", "heads"}
 
 
 def of_case(

@@ -49,8 +49,15 @@ def run(world: World, group: Any, started: Started, settings: Settings) -> Repor
             world=world,
             target=target.name,
             max_bytes=budget(
-                target, world, settings.collective, settings.method.mode == "graph", settings.sizes, settings.topk
+                target,
+                world,
+                settings.collective,
+                settings.method.mode == "graph",
+                settings.sizes,
+                settings.topk,
+                settings.table,
             ),
+            table=settings.table,
             topk=settings.topk,
             timeout=settings.timeout,
             fallback=settings.fallback if group is not None else "error",

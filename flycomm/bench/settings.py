@@ -25,6 +25,7 @@ class Settings:
     explicit: bool  # whether the user named the baselines: then one that cannot run has rows all the same
     floors: bool
     timeout: float | None
+    table: str | None  # path of the dispatch table, or "shipped"; None: the one in force
     fallback: str
     commit: str | None
     replay_on: str  # "own" | "default": the stream of graph replays

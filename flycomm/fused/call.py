@@ -15,7 +15,7 @@ from flycomm.errors import UsageError
 from flycomm.fused import steps
 from flycomm.fused.experts import ExpertRows
 from flycomm.kernels._quantized import QUANTS
-from flycomm.kernels.reduce_norm import Variant, each_thread, slot_bytes
+from flycomm.kernels.reduce_norm import Variant, size_for, slot_bytes
 from flycomm.layout import Routes, key_of
 from flycomm.primitives.quant import GROUP, native
 from flycomm.session import Session
@@ -119,10 +119,18 @@ class Fused:
         launch = self._collectives.kept(key)
         if launch is None:
             session, name = self._session, NAMES[dtype]
-            held = each_thread(hidden, name, row.threads) * row.threads * ALIGNMENT // dtype.itemsize
-            other = "" if weight.dtype == dtype else NAMES[weight.dtype]
-            normed = norm.quantize == "none"
-            variant = Variant(held, other, norm.gemma, norm.quantize, self._fp8, normed=normed, experts=experts)
+            size, exact = size_for(hidden, name, row.threads)
+            variant = Variant(
+                size,
+                "" if weight.dtype == dtype else NAMES[weight.dtype],
+                norm.gemma,
+                norm.quantize,
+                self._fp8,
+                normed=norm.quantize == "none",
+                experts=experts,
+                exact=exact,
+                single=rows <= row.blocks,
+            )
             specialization = kernels.all_reduce_norm(session.world.size, name, row.geometry, row.protocol, variant)
             handle = session.load(specialization)
             peers = session.peers(key_of(row, channel, captured))

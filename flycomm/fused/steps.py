@@ -28,7 +28,8 @@ def quantize(normed: torch.Tensor, how: str, fp8: Fp8, scale: torch.Tensor | Non
     else:
         size = GROUP if how == "group" else wide.shape[-1]
         groups = torch.nn.functional.pad(wide, (0, -wide.shape[-1] % size)).unflatten(-1, (-1, size))
-        scales = (groups.abs().amax(-1) / fp8.largest).clamp(min=Variant.floor)
+        # By a tensor: on GPUs torch multiplies by the reciprocal of a number, and the kernel divides.
+        scales = (groups.abs().amax(-1) / wide.new_full((), fp8.largest)).clamp(min=Variant.floor)
         divisor = scales.repeat_interleave(size, -1)[..., : wide.shape[-1]]
         scales = scales.squeeze(-1) if how == "token" else scales
     codes = (wide * (1.0 / divisor)).clamp(-fp8.largest, fp8.largest)

@@ -16,8 +16,20 @@ from flycomm.primitives.index_score import BLOCK
 from flycomm.primitives.index_score_keys import FORMATS, WIDTH
 
 _ROWS = 4  # query rows of a request for which keys are read once
-_SMALL = Geometry(4, 64)  # for a target whose threads are few
+_SMALL, _SMALL_GROUPS = Geometry(4, 64), Geometry(4, 128)  # for a target whose threads are few
 _ALIGNMENT = 16  # bytes
+_FP8 = ("sm_90", "x86-64")  # chips that can sum as "fp8"; the host does in f32
+_AUTO_FP8: tuple[str, ...] = ()  # those of them where "auto" is "fp8"
+
+
+def _math(asked: str, comm: Any, kind: str, format: str, heads: int) -> str:
+    session = comm._session
+    arch = session.target.capabilities(session.world.device).arch
+    if asked == "fp8" and arch not in _FP8:
+        raise UsageError(f"math='fp8' on {arch}; it is for {_FP8[0]}: pass 'f32' or 'auto'")
+    if asked != "auto":
+        return asked
+    return "fp8" if arch in _AUTO_FP8 and kernel.sums_fp8(kind, format, heads) else "f32"
 
 
 class IndexScores:
@@ -27,6 +39,10 @@ class IndexScores:
     index heads; ``page``: tokens of a page; ``scale``: what a block-max score is multiplied by. In a page of the cache
     keys are ``token_stride`` bytes apart (default: side by side), and their scales, if the format has some, 4 bytes
     apart from byte ``scale_offset`` on (default: behind the keys). Collective: compiles and loads.
+
+    ``math``: how products are summed. "f32": as f32; "fp8": by sm_90's e4m3 matrix units, which is for dsa of an e4m3fn
+    cache and at most 128 heads; "auto": the one chosen for the chip. ``primitives.index_score.DEVIATION`` says how far
+    scores may be off.
     """
 
     def __init__(
@@ -40,9 +56,10 @@ class IndexScores:
         scale: float = 1.0,
         token_stride: int | None = None,
         scale_offset: int | None = None,
+        math: str = "auto",
     ):
         rows = min(_ROWS, kernel.most_rows(format, heads)) if format in FORMATS else 1
-        asked = kernel.Scorer(indexer.kind, format, heads, page, rows)
+        asked = kernel.Scorer(indexer.kind, format, heads, page, rows, _math(math, comm, indexer.kind, format, heads))
         lists, block = (1, 1) if indexer.kind == "dsa" else (heads, BLOCK)
         if (indexer.lists, indexer.block) != (lists, block):
             raise UsageError(
@@ -63,6 +80,8 @@ class IndexScores:
         if comm.device.type != "cpu":
             units = self.session.target.capabilities(self.session.world.device).compute_units
             grid = Geometry(units, kernel.best_threads(asked))
+        elif asked.math == "fp8":
+            grid = _SMALL_GROUPS
         self.kernel = self.session.load(kernel.specialization(asked, grid.blocks, grid.threads))
 
     def __call__(

@@ -13,7 +13,7 @@ from typing import Any
 
 from flycomm.channel import MAX_WORLD
 from flycomm.dtypes import REDUCIBLE
-from flycomm.geometry import RESIDENT_THREADS, SYNC, Geometry
+from flycomm.geometry import RESIDENT_THREADS, SYNC, Geometry, row_threads
 from flycomm.kernels import (
     all_reduce_one_shot,
     all_reduce_pull,
@@ -55,7 +55,8 @@ def all_reduce_norm(
 ) -> Specialization:
     """All-reduce, residual and RMSNorm of rows, or of the sums of experts' rows."""
     name = f"all_reduce_norm_{protocol}_{variant.name}"
-    return _specialize(name, reduce_norm.build(protocol, variant), world, dtype, geometry)
+    build, resident = reduce_norm.build(protocol, variant), row_threads(geometry.threads)
+    return Specialization(name, build, world, dtype, geometry.blocks, geometry.threads, resident)
 
 
 def reduce_scatter(

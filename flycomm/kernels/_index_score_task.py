@@ -43,12 +43,12 @@ class Task:
     @property
     def unit(self) -> int:
         """Keys that a group of lanes takes at a time."""
-        return BLOCK if self.kind == "block_max" else self.query.form.lanes
+        return BLOCK if self.kind == "block_max" else self.query.step
 
     @property
     def groups(self) -> int:
-        """Of lanes, in a block."""
-        return self.query.threads // self.query.form.lanes
+        """Of lanes, in a block: each takes units of its own."""
+        return self.query.threads // self.query.group
 
     @property
     def most(self) -> Any:

@@ -11,12 +11,20 @@ from flycomm.kernels._index_score_task import Task, longest
 from flycomm.primitives.block_scan import read, write
 from flycomm.primitives.index_score import BLOCK, Emit, score_tokens
 from flycomm.primitives.index_score_blocks import BlockRows, add_tile, least, score_block
-from flycomm.primitives.index_score_keys import TILES, Keys
+from flycomm.primitives.index_score_keys import Keys
 from flycomm.primitives.index_score_query import stage
+from flycomm.primitives.index_score_warpgroup import GroupKeys, score_group
+from flycomm.primitives.index_score_warpgroup_query import GroupQuery
 
 
 def _least(a: Any, b: Any) -> Any:
     return (a < b).select(a, b)
+
+
+def _keys(task: Task, table: Any, length: Any) -> Keys:
+    if isinstance(task.query, GroupQuery):
+        return GroupKeys(task.cache, table, length)
+    return Keys(task.cache, task.query.form, table, length)
 
 
 def _pages(keys: Keys, first: Any, scaled: bool) -> list[Any]:
@@ -29,7 +37,13 @@ def _load(keys: Keys, pages: Any, first: Any, scaled: bool) -> list[list[Any]]:
 
 def _operands(keys: Keys, loaded: Any) -> tuple[list[list[Any]], list[Any]]:
     """Of every tile, and the scales after them."""
-    return [keys.operands(tile) for tile in loaded[:TILES]], [one for extra in loaded[TILES:] for one in extra]
+    tiles = keys.tiles
+    return [keys.operands(tile) for tile in loaded[:tiles]], [one for extra in loaded[tiles:] for one in extra]
+
+
+def _score(task: Task, keys: Keys, operands: Any, scales: Any, key: Any, count: Any, emit: Emit) -> None:
+    score = score_group if isinstance(keys, GroupKeys) else score_tokens
+    score(task.query, operands, scales, key, count, emit)
 
 
 def _emit(task: Task, first: Any) -> Emit:
@@ -58,7 +72,7 @@ def _tokens(task: Task, keys: Keys, begin: Any, end: Any, first: Any, count: Any
         loaded = _load(keys, pages, following * width, True)
         following = _least(following + stride, last)
         pages = _pages(keys, following * width, True)
-        score_tokens(task.query, operands, scales, step * width, count, _emit(task, first))
+        _score(task, keys, operands, scales, step * width, count, _emit(task, first))
         step = step + stride
 
 
@@ -104,9 +118,9 @@ def _blocks(task: Task, keys: Keys, begin: Any, end: Any, first: Any, count: Any
 def _share(task: Task, request: Any, length: Any, begin: Any, end: Any) -> None:
     """Units ``begin`` to ``end`` of a request, for all its rows."""
     query = task.query
-    group = fx.Int32(fx.thread_idx.x) // fx.Int32(query.form.lanes)
+    group = fx.Int32(fx.thread_idx.x) // fx.Int32(query.group)
     table = task.block_table + fx.Int64(request) * fx.Int64(task.table_stride) * fx.Int64(4)
-    keys = Keys(task.cache, query.form, table, length)
+    keys = _keys(task, table, length)
     first, left = task.number(task.first_row, request), task.number(task.row_count, request)
     while left > fx.Int32(0):
         count = (left < fx.Int32(query.rows)).select(left, fx.Int32(query.rows))
@@ -126,7 +140,7 @@ def each_share(task: Task, totals: Any, requests: Any, blocks: int) -> None:
     request = fx.Int32(fx.thread_idx.x) // fx.Int32(task.query.form.lanes)
     while request < requests:
         write(totals, request, longest(task, request))  # the same from every lane
-        request = request + fx.Int32(task.groups)
+        request = request + fx.Int32(task.query.threads // task.query.form.lanes)
     fx.gpu.barrier()
     each_run(task, totals, requests, blocks, _share)
 

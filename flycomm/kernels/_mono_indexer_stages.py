@@ -15,7 +15,6 @@ from flycomm.kernels._topk_exchange_row import Arguments, Form, nominate_row, of
 from flycomm.primitives import trace
 from flycomm.primitives.access import wait_own_stores
 from flycomm.primitives.call import Call
-from flycomm.primitives.nominate import settle
 from flycomm.primitives.result import Rule, emit
 from flycomm.primitives.token import send_tokens
 
@@ -32,11 +31,21 @@ def list_runs(
 
 @flyc.jit
 def nominate_and_push(
-    call: Call, form: Form, a: Arguments, part: Part, runs: Any, chosen: Any, cut: Any, scratch: Any, here: Any
+    call: Call,
+    form: Form,
+    a: Arguments,
+    part: Part,
+    runs: Any,
+    chosen: Any,
+    cut: Any,
+    scratch: Any,
+    kept: Any,
+    here: Any,
 ) -> Any:
     """This rank's best of the list, to whoever merges it: :func:`push_row`, whose result it returns.
 
-    ``runs``: where all blocks have listed the best of their runs, or None; ``cut``: as for ``nominate_from_runs``.
+    ``runs``: where all blocks have listed the best of their runs, or None; ``cut``: as for ``nominate_from_runs``;
+    ``kept``: as ``runs`` for ``push_row``.
     After the marks of all blocks: so no block sends anything in a launch after one in which a wait of its rank failed.
     ``here``: and the marks have all come. Else blocks still write what this one would read several times, and counts
     that change between two readings lead past the end of ``chosen``.
@@ -50,8 +59,7 @@ def nominate_and_push(
             total = nominate_row(call.comm, a, form, chosen, scratch)
         else:
             total = nominate_from_runs(call, runs, a, form, chosen, scratch, cut)
-        settle(call.comm, chosen, total, form.k, a.granule, form.low, form.threads)
-        own = push_row(call, form, part, chosen)
+        own = push_row(call, form, a, part, chosen, total, scratch, kept)
     return own
 
 

@@ -15,9 +15,10 @@ from flycomm.primitives.experts import Experts
 class Variant:
     """What is fixed when the kernel is compiled, beside the grid.
 
-    ``hidden``: elements of the longest row; shorter ones do as well. ``weight``: "" for the data type, or "f32".
-    ``gemma``: the factor is 1 + weight. ``quantize``: one of ``QUANTS``, in ``fp8``; the least scale of a token or
-    group is ``floor``. ``normed``: whether ``out`` is written. ``experts``: what a row is the sum of, or None.
+    ``hidden``: elements of the longest row; shorter ones do as well, unless ``exact``. ``single``: there are no more
+    rows than blocks. Both save a row's latency. ``weight``: "" for the data type, or "f32". ``gemma``: the factor is
+    1 + weight. ``quantize``: one of ``QUANTS``, in ``fp8``; the least scale of a token or group is ``floor``.
+    ``normed``: whether ``out`` is written. ``experts``: what a row is the sum of, or None.
     """
 
     hidden: int
@@ -28,6 +29,8 @@ class Variant:
     floor: float = 1.0 / (448.0 * 512.0)
     normed: bool = True
     experts: Experts | None = None
+    exact: bool = False
+    single: bool = False
 
     def check(self) -> None:
         """Raise :class:`UsageError` for what there is not."""
@@ -39,7 +42,8 @@ class Variant:
     @property
     def name(self) -> str:
         """For the name of a specialization."""
-        words = [f"h{self.hidden}", self.weight and f"w_{self.weight}", "gemma" if self.gemma else ""]
+        words = [f"h{self.hidden}", "exact" if self.exact else "", "single" if self.single else ""]
+        words += [self.weight and f"w_{self.weight}", "gemma" if self.gemma else ""]
         if self.quantize != "none":
             words.append(f"{self.quantize}_{self.fp8.torch_name}")
         if self.experts is not None:
@@ -50,6 +54,14 @@ class Variant:
 def each_thread(hidden: int, dtype: str, threads: int) -> int:
     """How many fragments of a row of up to ``hidden`` elements a thread holds."""
     return -(-hidden // (REDUCIBLE[dtype].per_fragment * threads))
+
+
+def size_for(hidden: int, dtype: str, threads: int) -> tuple[int, bool]:
+    """``(hidden, exact)`` of a variant for rows of ``hidden`` elements: sizes that models have, of whole 2 KiB, have
+    kernels of their own."""
+    per = REDUCIBLE[dtype].per_fragment
+    exact = hidden % (128 * per) == 0
+    return hidden if exact else each_thread(hidden, dtype, threads) * threads * per, exact
 
 
 def slot_bytes(rows: int, hidden: int, dtype: str, blocks: int, threads: int) -> int:

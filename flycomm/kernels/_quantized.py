@@ -9,8 +9,9 @@ import flydsl.expr as fx
 
 from flycomm.primitives import quant
 from flycomm.primitives.access import load_element, store_element
+from flycomm.primitives.decode import widen
 from flycomm.primitives.quant import Fp8
-from flycomm.primitives.row import Rows, if_inside
+from flycomm.primitives.row import Rows, if_inside, zero_past_the_end
 
 QUANTS = ("none", "static", "token", "group")
 
@@ -44,7 +45,7 @@ def store_quantized(
     """Store ``values``, this thread's fragments of row ``row`` (i32), in ``fmt``, and the scales unless ``how`` is
     "static", which reads one. Every thread of the block calls it; "token" contains a block barrier and uses ``slots``
     at ``turn``, as :func:`flycomm.primitives.norm.fold_block`. ``floor`` is the least scale."""
-    wide = [value.to(fx.Float32) for value in values]
+    wide = zero_past_the_end(rows, [widen(value) for value in values])
     if how == "static":
         scales = [load_element(scales_at, fx.Float32)] * rows.each
     elif how == "token":

@@ -14,21 +14,35 @@ import flydsl.expr as fx
 from flycomm.kernels._topk_exchange_row import Arguments, Form, owner_of
 from flycomm.primitives.block_scan import GROUP, Scratch, read, write
 from flycomm.primitives.call import Call
-from flycomm.primitives.candidates import push_candidates, take_candidates
+from flycomm.primitives.candidates import ID_BITS, push_candidates, push_words, take_candidates
 from flycomm.primitives.merge import merge_block, merge_runs
+from flycomm.primitives.nominate import settle
 from flycomm.primitives.peers import peer_rank
 from flycomm.primitives.result import Rule, sorted_by, unsorted
-from flycomm.primitives.select_group import sort_group
+from flycomm.primitives.sort import sort_block
+from flycomm.primitives.stand_few import stand_few
 from flycomm.primitives.token import await_tokens
 
 
 @flyc.jit
-def _push_run(call: Call, form: Form, own: Any, lane: Any, group: Any, owner: Any) -> None:
-    """Each peer's words by a group of its own, as far as there are groups."""
-    groups = form.threads // GROUP
-    for j in fx.range_constexpr(1, call.comm.world):
-        if group == fx.Int32(j % groups):
-            push_candidates(call, own, lane, form.k, [j], owner)
+def _push_run(call: Call, form: Form, a: Arguments, chosen: Any, runs: Any, total: Any, owner: Any) -> None:
+    """Up to 64 ranks: each peer's words by a group of its own, as far as there are groups; the first keeps them all in
+    ``runs`` as well."""
+    lane, group = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP), fx.Int32(fx.thread_idx.x) // fx.Int32(GROUP)
+    groups, world = form.threads // GROUP, call.comm.world
+    if group < fx.Int32(max(1, min(groups, world - 1))):
+        at = [lane, lane + fx.Int32(GROUP)]
+        if fx.const_expr(form.source == "scores"):
+            low, high, *at = stand_few(call.comm, chosen, total, a.granule, form.low)
+        else:
+            low, high = [read(chosen, i, fx.Uint64) for i in at]
+        words = [i % fx.Int32(GROUP) * fx.Int32(2) + i // fx.Int32(GROUP) for i in at]  # a pair is that of a lane
+        for j in fx.range_constexpr(1, world):
+            if group == fx.Int32((j - 1) % groups):
+                push_words(call, [low, high], words, form.k, [j], owner)
+        if group == fx.Int32(0):
+            write(runs, at[0], low)
+            write(runs, at[1], high)
 
 
 @flyc.jit
@@ -82,16 +96,22 @@ def parted(call: Call, form: Form, a: Arguments) -> Part:
     return Part(at, owner, mine)
 
 
-def push_row(call: Call, form: Form, part: Part, chosen: Any) -> list[Any]:
-    """Push what ``chosen`` holds, as ``nominate.settle`` left it, to whoever merges the row; waits for nothing.
+def push_row(
+    call: Call, form: Form, a: Arguments, part: Part, chosen: Any, total: Any, scratch: Scratch, runs: Any
+) -> list[Any]:
+    """Push what this rank nominates of the row, falling, to whoever merges it; waits for nothing.
 
-    Returns the ranks (u64, two a pair) that this thread pushed, or, if k is at most 64, those of its lane.
+    Of scores, ``chosen`` holds ``total`` (u32) local ranks in any order; of candidates, what ``load_nominated`` left.
+    Returns the ranks (u64, two a pair) that this thread pushed; of up to 64, none: they are in ``runs``.
     """
     if form.small:
-        lane, group = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP), fx.Int32(fx.thread_idx.x) // fx.Int32(GROUP)
-        own = list(sort_group(*(read(chosen, lane + fx.Int32(h * GROUP), fx.Uint64) for h in range(2))))
-        _push_run(call, form, own, lane, group, part.owner)
-        return own
+        if not form.columns:
+            fx.gpu.barrier()  # nominate_few ends with one
+        _push_run(call, form, a, chosen, runs, total, part.owner)
+        return []
+    if form.source == "scores":
+        settle(call.comm, chosen, total, form.k, a.granule, form.low, form.threads)
+        sort_block(chosen, form.k, ID_BITS, scratch, form.threads)
     own = [read(chosen, pair * fx.Int32(2) + fx.Int32(h), fx.Uint64) for pair in part.at for h in range(2)]
     for n, pair in enumerate(part.at):
         push_candidates(call, own[2 * n : 2 * n + 2], pair, form.k, range(1, call.comm.world), part.owner)
@@ -111,11 +131,13 @@ def merge_row(
 ) -> Any:
     """Take what the peers pushed, and merge it into ``chosen`` for ``result.emit``; returns whether this rank gets it.
 
-    ``own``: by :func:`push_row`; ``runs``: shared memory for 64 ranks a group of lanes, if k is at most 64. Ends with a
-    block barrier, after which ``call.failed`` says whether a wait gave up.
+    ``own``, and what is in ``chosen`` and ``runs``: by :func:`push_row`. ``runs``: shared memory for 64 ranks a group
+    of lanes, if k is at most 64. Ends with a block barrier, after which ``call.failed`` says whether a wait gave up.
     """
     mine = part.mine
     if form.small:
+        lane = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP)
+        own = [read(runs, lane + fx.Int32(h * GROUP), fx.Uint64) for h in range(2)]
         _merge_runs(call, form, rule, own, a, mine, chosen, runs)
     else:
         _merge_block(call, rule, own, part.at, a, mine, chosen, scratch)

@@ -12,10 +12,10 @@ from flycomm.primitives.access import load_element
 from flycomm.primitives.block_scan import Scratch, clear
 from flycomm.primitives.candidates import ID_BITS
 from flycomm.primitives.merge import RUN
-from flycomm.primitives.nominate import given_rank, global_rank, load_nominated, nominate, pin, pinned
+from flycomm.primitives.nominate import PINNED, given_ranks, global_rank, load_nominated, nominate, pin, pinned
+from flycomm.primitives.nominate_few import elements_of, nominate_few
 from flycomm.primitives.score_row import ScoreRow, fold_ranks, fold_row, load_units, ranks_of
 from flycomm.primitives.select import Fold
-from flycomm.primitives.select_group import group_floor
 from flycomm.primitives.shard import local_length
 
 _IN_FLIGHT = 4  # loads of a thread, of a row that is not kept in registers
@@ -51,7 +51,7 @@ class Form:
         self.element, self.threads = element, threads
         self.owned = mode in ("owner", "split")  # a rank merges a row for the others, or for itself
         self.small = k == RUN
-        self.pairs = 1 if self.small else k // (2 * threads)  # that a thread takes from each source
+        self.pairs = 0 if self.small else k // (2 * threads)  # that a thread pushes, and takes from each source
 
 
 def of_row(address: Any, row: Any) -> Any:
@@ -72,6 +72,11 @@ def _clamped(value: Any, limit: Any) -> Any:
     return (value > fx.Int32(0)).select(value, fx.Int32(0))
 
 
+def _local(comm: Any, a: Arguments, length: Any) -> Any:
+    """``local_length`` by unsigned divisions, which take half the time: scores are loaded only when it is known."""
+    return fx.Int32(local_length(*(fx.Uint32(one) for one in (length, comm.rank, comm.world, a.granule))))
+
+
 @flyc.jit
 def _range(comm: Any, a: Arguments) -> tuple[Any, Any, Any]:
     """How many columns of the row this rank has, and which of them are not forced: from the first up to the last."""
@@ -81,10 +86,10 @@ def _range(comm: Any, a: Arguments) -> tuple[Any, Any, Any]:
         end = length
         if a.spread != fx.Int32(0):
             visible = (length > fx.Int32(0)).select(length, fx.Int32(0))
-            world, (first, last) = fx.Int32(comm.world), a.forced
-            length = local_length(visible, comm.rank, world, a.granule)
-            begin = local_length(_clamped(first, visible), comm.rank, world, a.granule)
-            end = local_length(_clamped(visible - last, visible), comm.rank, world, a.granule)
+            first, last = a.forced
+            length = _local(comm, a, visible)
+            begin = _local(comm, a, _clamped(first, visible))
+            end = _local(comm, a, _clamped(visible - last, visible))
     return _clamped(length, a.columns), begin, end
 
 
@@ -100,6 +105,15 @@ def _load(form: Form, row: ScoreRow) -> tuple[list[Any], Any]:
     units = max(1, form.columns // (form.threads * row.per_unit))
     at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * form.threads) for j in range(units)]
     return at, load_units(row, at)
+
+
+def _few(form: Form, row: ScoreRow, loaded: Any, at: list[Any], begin: Any, end: Any) -> list[tuple[Any, Any]]:
+    """The same as elements of ``nominate_few``; those that are forced have the greatest key."""
+    elements = elements_of(row, loaded, at)
+    if not form.forced:
+        return elements
+    rest = [(key == fx.Uint32(0)) | ((index >= begin) & (index < end)) for key, index in elements]
+    return [(one.select(key, fx.Uint32(PINNED)), index) for one, (key, index) in zip(rest, elements, strict=True)]
 
 
 def _ranks(form: Form, row: ScoreRow, loaded: Any, at: list[Any], begin: Any, end: Any) -> list[Any]:
@@ -120,27 +134,25 @@ def _given(a: Arguments) -> tuple[Any, Any]:
 
 
 def nominate_row(comm: Any, a: Arguments, form: Form, chosen: Any, scratch: Scratch) -> Any:
-    """The row's local best into ``chosen``; how many."""
+    """The row's local best into ``chosen``, as ``_topk_exchange_meet.push_row`` takes them; how many."""
     if form.source == "candidates":
-        clear(scratch, form.threads)
-        load_nominated(*_given(a), a.k, form.k, chosen, form.low, form.threads)
+        load_nominated(comm, *_given(a), a.k, form.k, chosen, a.granule, form.low, scratch, form.threads)
         return fx.Uint32(form.k)
     row, begin, end = open_row(comm, a, form)
     need = fx.Uint32((a.k < row.length).select(a.k, row.length))
-    floor = None
     if form.columns:
         at, loaded = _load(form, row)
+        if form.small:
+            elements = _few(form, row, loaded, at, begin, end)
+            return nominate_few(elements, need, chosen, form.low, scratch, form.threads)
         clear(scratch, form.threads)
         fx.gpu.barrier()
-        ranks = _ranks(form, row, loaded, at, begin, end)
-        fold = fold_ranks(ranks)
-        if form.small:
-            floor = group_floor(ranks, need, ID_BITS, scratch, form.threads)
+        fold = fold_ranks(_ranks(form, row, loaded, at, begin, end))
     else:
         clear(scratch, form.threads)
         fx.gpu.barrier()
         fold = _fold(form, row, begin, end)
-    return nominate(fold, fx.Uint32(row.length), need, form.k, chosen, scratch, form.threads, floor)
+    return nominate(fold, fx.Uint32(row.length), need, form.k, chosen, scratch, form.threads, None)
 
 
 @flyc.jit
@@ -167,7 +179,7 @@ def elements(comm: Any, a: Arguments, form: Form) -> tuple[Fold, Callable[[Any],
         )
     if form.source == "candidates":
         at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * form.threads) for j in range(max(1, form.k // form.threads))]
-        ranks = [given_rank(*_given(a), i, a.k, form.low) for i in at]
+        ranks = given_ranks(*_given(a), at, a.k, form.low)
     else:
         row, begin, end = open_row(comm, a, form)
         at, loaded = _load(form, row)

@@ -20,9 +20,10 @@ from flycomm.primitives.select import (
     score_of,
     write,
 )
-from flycomm.primitives.select_group import sort_group
 from flycomm.primitives.sort import sort_block
+from flycomm.primitives.spread import BIN_ROOM
 
+_AT_ONCE = 8  # ranks that are looked at while none is waited for
 _KEY_BITS = 32
 _INDEX_MASK = 0x7FFFFFFF
 
@@ -34,6 +35,7 @@ class Rules:
         self.threads = plan.threads
         self.k = plan.k
         self.small = plan.k == 2 * GROUP
+        self.room = plan.k if plan.blocks == 1 else plan.k + BIN_ROOM  # ranks
         self.index_bits = plan.index_bits
         self.by_score = by_score
         self.low = low
@@ -59,7 +61,7 @@ def select(rules: Rules, fold: Fold, total: Any, need: Any, scratch: Scratch, ch
 
 
 @flyc.jit
-def _arrange(rules: Rules, chosen: Any, total: Any) -> None:
+def _arrange(rules: Rules, scratch: Scratch, chosen: Any, total: Any) -> None:
     """Pad ``chosen`` to the class of k and sort it: by rank, or by falling complement of the index."""
     thread = fx.Int32(fx.thread_idx.x)
     fx.gpu.barrier()
@@ -72,14 +74,7 @@ def _arrange(rules: Rules, chosen: Any, total: Any) -> None:
         write(chosen, i, (fx.Uint32(i) < total).select(rank, fx.Uint64(0)))
         i = i + fx.Int32(rules.threads)
     fx.gpu.barrier()
-    if fx.const_expr(rules.small):
-        if thread < fx.Int32(GROUP):
-            low, high = sort_group(read(chosen, thread, fx.Uint64), read(chosen, thread + fx.Int32(GROUP), fx.Uint64))
-            write(chosen, thread, low)
-            write(chosen, thread + fx.Int32(GROUP), high)
-        fx.gpu.barrier()
-    else:
-        sort_block(chosen, rules.k, rules.threads)
+    sort_block(chosen, rules.k, rules.index_bits if rules.by_score else _KEY_BITS, scratch, rules.threads)
 
 
 @flyc.jit
@@ -98,7 +93,46 @@ def _write_out(rules: Rules, chosen: Any, need: Any, scores: Any, ids: Any, k: A
         i = i + fx.Int32(rules.threads)
 
 
-def finish(rules: Rules, chosen: Any, total: Any, need: Any, scores: Any, ids: Any, k: Any) -> None:
-    """Sort the ``total`` ranks in ``chosen``; write the first ``need`` to ``scores`` and ``ids``, padded up to k."""
-    _arrange(rules, chosen, total)
-    _write_out(rules, chosen, need, scores, ids, k)
+@flyc.jit
+def _write_few(rules: Rules, chosen: Any, total: Any, need: Any, scores: Any, ids: Any, k: Any) -> None:
+    """As many threads as there may be ranks: each counts those before its own, and writes it where it belongs."""
+    fx.gpu.barrier()
+    i = fx.Int32(fx.thread_idx.x)
+    if i < fx.Int32(rules.k):
+        rank = read(chosen, i, fx.Uint64)
+        key, index = element_of(rank, rules.index_bits, rules.low)
+        place, first = fx.Uint32(0), fx.Uint32(0)
+        while first < total:
+            for j in fx.range_constexpr(_AT_ONCE):
+                other = read(chosen, fx.Int32(first) + fx.Int32(j), fx.Uint64)
+                before = other > rank
+                if fx.const_expr(not rules.by_score):
+                    before = element_of(other, rules.index_bits, rules.low)[1] < index
+                before = before & (first + fx.Uint32(j) < total)
+                place = place + before.select(fx.Uint32(1), fx.Uint32(0))
+            first = first + fx.Uint32(_AT_ONCE)
+        held = fx.Uint32(i) < total
+        place = held.select(place, fx.Uint32(i))
+        if place < fx.Uint32(k):
+            offset = fx.Int64(place) * fx.Int64(4)
+            store_element(scores + offset, held.select(score_of(key), fx.Float32(float("-inf"))))
+            store_element(ids + offset, held.select(index, fx.Int32(-1)))
+
+
+@flyc.jit
+def finish(
+    rules: Rules, scratch: Scratch, chosen: Any, total: Any, ordered: Any, need: Any, scores: Any, ids: Any, k: Any
+) -> None:
+    """Write the best ``need`` of the ``total`` ranks in ``chosen`` to ``scores`` and ``ids``, in order, padded up to k.
+
+    ``ordered``: they fall already, and a block barrier followed. By index none but these ``need`` may be there.
+    """
+    if fx.const_expr(rules.small):
+        _write_few(rules, chosen, total, need, scores, ids, k)
+    else:
+        if fx.const_expr(rules.by_score):
+            if ordered == fx.Boolean(False):
+                _arrange(rules, scratch, chosen, total)
+        else:
+            _arrange(rules, scratch, chosen, total)
+        _write_out(rules, chosen, need, scores, ids, k)

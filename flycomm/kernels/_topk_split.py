@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three steps of ``topk_local``'s split kernel: a bound from a sample, candidates, the last block."""
+"""Candidates of ``topk_local``'s split kernel, and what the last block does with them."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -12,74 +11,31 @@ from flycomm.kernels._topk_plan import HEADER, PER_THREAD
 from flycomm.primitives import access
 from flycomm.primitives.access import load_element, store_element
 from flycomm.primitives.reaching import reaching
-from flycomm.primitives.score_row import (
-    ScoreRow,
-    fold_ranks,
-    fold_row,
-    load_rank,
-    load_units,
-    load_whole,
-    nothing,
-    ranks_of,
-)
-from flycomm.primitives.select import Fold, Scratch, block_scan, places, read, refine, write
+from flycomm.primitives.score_row import ScoreRow, fold_ranks, fold_row, load_rank
+from flycomm.primitives.select import Fold, Scratch, block_scan, places, read, write
+from flycomm.primitives.spread import spread
 
-_ARRIVED = 4  # offset in a row's header; the count of candidates is at 0
-_MARGIN = 16  # how many of the sample reach the bound, beyond one and a half times as many as are expected to
+_AT_ONCE = 4  # candidates that a thread loads before it waits for the first
+_ARRIVED = 32  # bit of a row's header, a u64, from which blocks are counted; candidates are in the bits below
 
 
-def sample_places(rules: Rules, score_row: ScoreRow) -> list[Any]:
-    """Which units of the row are this thread's part of the sample: spread evenly, the same for all blocks."""
-    units = max(1, PER_THREAD["sample"] // score_row.per_unit)
-    available = fx.Int64(score_row.length // fx.Int32(score_row.per_unit))  # whole ones
-    mine = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * rules.threads) for j in range(units)]
-    return [fx.Int32((fx.Int64(i) * available) // fx.Int64(units * rules.threads)) for i in mine]
-
-
-def _is_long(rules: Rules, score_row: ScoreRow) -> Any:
-    """Whether the row has more elements than there is room for candidates."""
-    return score_row.length > fx.Int32(PER_THREAD["candidates"] * rules.threads)
+def _count(header: Any, more: Any) -> Any:
+    """The row's counters (u64) before ``more`` was added to them."""
+    return fx.Uint64(fx.atomic_add(access.pointer(header, fx.Uint64, 8), more, syncscope=access.DEVICE))
 
 
 @flyc.jit
-def load_sample(rules: Rules, score_row: ScoreRow, at: Any) -> Any:
-    """The units at ``at``, where :func:`sampled_floor` will look at them."""
-    units = [nothing(score_row) for _ in at]
-    if _is_long(rules, score_row):
-        units = load_whole(score_row, at)
-    return units
-
-
-@flyc.jit
-def sampled_floor(rules: Rules, scratch: Scratch, score_row: ScoreRow, loaded: Any, at: Any, k: Any) -> Any:
-    """The rank that a candidate reaches: every element while the row is short, else by the sample."""
-    floor = least(rules)
-    samples = fx.Int32(PER_THREAD["sample"] * rules.threads)
-    if _is_long(rules, score_row):
-        expected = (k * samples + score_row.length - fx.Int32(1)) // score_row.length
-        need = expected + expected // fx.Int32(2) + fx.Int32(_MARGIN)
-        need = fx.Uint32((need < samples).select(need, samples))
-        fold = fold_ranks(ranks_of(score_row, loaded, at))
-        room = need + need // fx.Uint32(2)
-        floor = refine(fold, fx.Uint32(samples), floor, need, room, rules.index_bits, scratch, rules.threads)
-    return floor
-
-
-@flyc.jit
-def append(rules: Rules, scratch: Scratch, score_row: ScoreRow, ahead: Any, at: Any, floor: Any, header: Any) -> None:
+def append(rules: Rules, scratch: Scratch, score_row: ScoreRow, loaded: Any, at: Any, floor: Any, header: Any) -> None:
     """Append what reaches ``floor`` to the row's candidates; where in the workspace depends on the other blocks.
 
-    ``ahead``: the first of the units at ``at``, loaded already. One bit a score is kept over the block scan: ranks
-    would take all of a thread's registers. The few that may reach the floor are read again; one that does not after
-    all leaves a 0 in its place.
+    ``loaded``: the units at ``at``. One bit a score is kept over the block scan: ranks would take all of a thread's
+    registers. The few that may reach the floor are read again; one that does not after all leaves a 0 in its place.
     """
-    loaded = [*ahead, *load_units(score_row, at[len(ahead) :])] if len(ahead) < len(at) else ahead
     reached = reaching(score_row, loaded, at, floor)
     place, total = block_scan(fx.Uint32(fx.math.ctpop(reached)), scratch, rules.threads)
     found = scratch.found
     if fx.thread_idx.x == 0:
-        count = access.pointer(header, fx.Uint32, 4)
-        write(found, 3, fx.Uint32(fx.atomic_add(count, total, syncscope=access.DEVICE)))
+        write(found, 3, fx.Uint32(_count(header, fx.Uint64(total))))
     fx.gpu.barrier()
     i = read(found, 3) + place
     per_unit, threads = score_row.per_unit, rules.threads
@@ -101,14 +57,13 @@ def arrive(scratch: Scratch, header: Any, blocks: int) -> Any:
     fx.gpu.barrier()
     if fx.thread_idx.x == 0:
         fx.memory_fence(ordering=fx.AtomicOrdering.Release, syncscope=access.DEVICE)
-        arrived = access.pointer(header + fx.Int64(_ARRIVED), fx.Uint32, 4)
-        before = fx.Uint32(fx.atomic_add(arrived, fx.Uint32(1), syncscope=access.DEVICE))
-        write(found, 0, before)
-        if before == fx.Uint32(blocks - 1):
+        before = _count(header, fx.Uint64(1 << _ARRIVED))
+        arrived = fx.Uint32(before >> fx.Uint64(_ARRIVED))
+        write(found, 0, arrived)
+        if arrived == fx.Uint32(blocks - 1):
             fx.memory_fence(ordering=fx.AtomicOrdering.Acquire, syncscope=access.DEVICE)
-            write(found, 1, load_element(header, fx.Uint32))
-            store_element(header, fx.Uint32(0))
-            store_element(header + fx.Int64(_ARRIVED), fx.Uint32(0))
+            write(found, 1, fx.Uint32(before))
+            store_element(header, fx.Uint64(0))
     fx.gpu.barrier()
     return read(found, 0) == fx.Uint32(blocks - 1), read(found, 1)
 
@@ -121,15 +76,16 @@ def _load_candidate(header: Any, i: Any, count: Any) -> Any:
     return rank
 
 
-def _fold_halves(ranks: Sequence[Any], needed: Any) -> Fold:
-    """The fold over ranks in registers, the second half of them only where it is ``needed`` (uniform)."""
-    half = len(ranks) // 2
+def _fold_candidates(header: Any, count: Any, threads: int) -> Fold:
+    """The fold over ``count`` (u32) candidates, read anew each time."""
 
     @flyc.jit
     def fold(step: Any, state: Any) -> Any:
-        state = fold_ranks(ranks[:half])(step, state)
-        if needed:
-            state = fold_ranks(ranks[half:])(step, state)
+        first = fx.Int32(fx.thread_idx.x)
+        while fx.Uint32(first) < count:
+            ranks = [_load_candidate(header, first + fx.Int32(j * threads), count) for j in range(_AT_ONCE)]
+            state = fold_ranks(ranks)(step, state)
+            first = first + fx.Int32(_AT_ONCE * threads)
         return state
 
     return fold
@@ -139,17 +95,24 @@ def _fold_halves(ranks: Sequence[Any], needed: Any) -> Fold:
 def select_last(
     rules: Rules, scratch: Scratch, chosen: Any, score_row: ScoreRow, header: Any, count: Any, need: Any
 ) -> Any:
-    """Select among the candidates, or from the row where these are not all that is needed."""
-    threads, each = rules.threads, PER_THREAD["candidates"]
-    at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * threads) for j in range(each)]
-    fits = count <= fx.Uint32(each * threads)
-    held = fits.select(count, fx.Uint32(0))
-    fold = _fold_halves([_load_candidate(header, i, held) for i in at], held > fx.Uint32(each // 2 * threads))
-    _, real = places(fold, least(rules), scratch, threads)
-    total = fx.Uint32(0)
-    fx.gpu.barrier()
-    if fits & (real >= need):
-        total = select(rules, fold, real, need, scratch, chosen)
-    else:
-        total = select(rules, fold_row(score_row, threads, 4), fx.Uint32(score_row.length), need, scratch, chosen)
-    return total
+    """Select among the candidates, or from the row where these are not all that is needed: how many, and if in order.
+
+    As many as there usually are stay in registers.
+    """
+    threads, each = rules.threads, PER_THREAD["held"]
+    floor, total, ordered = least(rules), need, fx.Boolean(False)
+    if count <= fx.Uint32(each * threads):
+        at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * threads) for j in range(each)]
+        held = fold_ranks([_load_candidate(header, i, count) for i in at])
+        ordered, real = spread(chosen, rules.room, held, floor, need, rules.index_bits, scratch, threads)
+        ordered = ordered & (real >= need)
+    if ordered == fx.Boolean(False):
+        fits = count <= fx.Uint32(PER_THREAD["candidates"] * threads)
+        fold = _fold_candidates(header, fits.select(count, fx.Uint32(0)), threads)
+        _, real = places(fold, floor, scratch, threads)
+        fx.gpu.barrier()
+        if fits & (real >= need):
+            total = select(rules, fold, real, need, scratch, chosen)
+        else:
+            total = select(rules, fold_row(score_row, threads, 4), fx.Uint32(score_row.length), need, scratch, chosen)
+    return total, ordered

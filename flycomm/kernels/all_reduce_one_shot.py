@@ -23,6 +23,7 @@ import flycomm.primitives as fc
 from flycomm.dtypes import REDUCIBLE
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._protocols import VERBS, exchange
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.tensor import Share, post_share, take_share
 
 
@@ -37,6 +38,7 @@ def build(protocol: str, reduction: str) -> Callable[[int, str, int, int], tuple
 
         @flyc.kernel(name=f"all_reduce_{protocol}", known_block_size=[threads, 1, 1])
         def one_shot(comm: peers, tag: fx.Int32, source: fx.Pointer, out: fx.Pointer, count: fx.Int32):
+            in_turn(blocks, threads)
             share = Share(fx.Int64(fx.ptrtoint(source)), element, count, blocks, threads)
             out_address = fx.Int64(fx.ptrtoint(out))
             call = verbs.begin(comm, tag)

@@ -26,6 +26,7 @@ from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._protocols import in_pieces
 from flycomm.primitives.access import pull_fragment
 from flycomm.primitives.call import Call, again
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.peers import address_of, addresses_type, in_rank_order
 from flycomm.primitives.reduce import reduce_in_rank_order
 from flycomm.primitives.tensor import Share, store_slot
@@ -89,6 +90,7 @@ def build(reduction: str, in_place: bool) -> Callable[[int, str, int, int], tupl
 
         @flyc.kernel(name="all_reduce_pull", known_block_size=[threads, 1, 1])
         def pull(comm: peers, tag: fx.Int32, memory: memory_type, out: fx.Pointer, count: fx.Int32):
+            in_turn(blocks, threads)
             share = Share(address_of(memory, 0), element, count, blocks, threads)
             call = fc.begin(comm, tag)
             entry = again(call, call.entered, call.live, fx.Boolean(False))

@@ -23,6 +23,7 @@ from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._protocols import fragments_of_a_slot, in_pieces
 from flycomm.primitives import fragment
 from flycomm.primitives.call import Call, again
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.peers import peer_rank
 from flycomm.primitives.tensor import Share, load_share, post_share, store_slot
 
@@ -99,6 +100,7 @@ def build(reduction: str) -> Callable[[int, str, int, int], tuple[Any, tuple[Any
 
         @flyc.kernel(name="all_reduce_two_shot", known_block_size=[threads, 1, 1])
         def two_shot(comm: peers, tag: fx.Int32, source: fx.Pointer, out: fx.Pointer, count: fx.Int32):
+            in_turn(blocks, threads)
             share = Share(fx.Int64(fx.ptrtoint(source)), element, count, blocks, threads)
             call = fc.begin(comm, tag)
             _both_shots(call, reduction, share, fx.Int64(fx.ptrtoint(out)))

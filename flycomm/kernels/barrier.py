@@ -11,6 +11,7 @@ import flydsl.expr as fx
 
 import flycomm.primitives as fc
 from flycomm.kernels._launch import null_pointer, peers_placeholder
+from flycomm.primitives.launch_order import in_turn
 
 
 def build(world: int, dtype: str, blocks: int, threads: int) -> tuple[Any, tuple[Any, ...]]:
@@ -19,6 +20,7 @@ def build(world: int, dtype: str, blocks: int, threads: int) -> tuple[Any, tuple
 
     @flyc.kernel(known_block_size=[threads, 1, 1])
     def barrier(comm: peers, tag: fx.Int32):
+        in_turn(blocks, threads)
         call = fc.begin(comm, tag)
         fc.barrier(call)
         fc.finish(call)

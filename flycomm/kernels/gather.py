@@ -25,6 +25,7 @@ from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._protocols import VERBS, exchange
 from flycomm.primitives.access import store_element, store_fragment
 from flycomm.primitives.call import Call
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.tensor import Share, load_share, post_share
 
 UNITS = (16, 4, 2, 1)  # bytes that are written at once
@@ -84,6 +85,7 @@ def build(protocol: str, unit: int) -> Callable[[int, str, int, int], tuple[Any,
 
         @flyc.kernel(name=f"all_gather_{protocol}", known_block_size=[threads, 1, 1])
         def gather(comm: peers, tag: fx.Int32, source: fx.Pointer, out: fx.Pointer, count: fx.Int32, width: fx.Int32):
+            in_turn(blocks, threads)
             share = Share(fx.Int64(fx.ptrtoint(source)), element, count, blocks, threads)
             rows = _Rows(fx.Int64(fx.ptrtoint(out)), unit, width)
             call = verbs.begin(comm, tag)

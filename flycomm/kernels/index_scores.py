@@ -16,6 +16,8 @@ read, nor their pages' entries. No score's bits depend on the grid, on the pages
 Bounds, a key, on an H200: 4.8 TB/s, and 989 TFLOPS in bf16 and f16, of which ``mma.sync`` gets some 60 %; e4m3 is
 multiplied as f16 there. The DSA of 64 heads reads 132 bytes, 27 ps, and computes 16 Ki operations for each query row,
 27 ps: memory is at most all busy with one row and a quarter with four. 32 heads: half of that, so half busy with four.
+``math`` "fp8" (``wgmma``) multiplies e4m3 as it is, at 1979 TFLOPS, 8 ps a row; other units meanwhile add up the heads
+of other keys in nearly as long. So memory is at most four fifths busy with four rows.
 Block-max of 4 heads × 4 rows is a single tile of rows: 256 bytes, 53 ps, and 4 Ki operations, 7 ps.
 
 Arguments of a launch: ``(queries, weights, cache, block_table, first_row, row_count, lengths, out, requests,
@@ -30,7 +32,6 @@ out. ``scale`` is f32, of block_max; e4m3 caches have a scale plane in dsa only.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache as cached
 from typing import Any
 
@@ -38,75 +39,46 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.errors import UsageError
+from flycomm.kernels._index_score_scorer import (
+    KINDS,
+    MATH,
+    Scorer,
+    best_threads,
+    check_threads,
+    most_rows,
+    query_dtype,
+    sums_fp8,
+)
 from flycomm.kernels._index_score_task import MAX_REQUESTS, Task, store
 from flycomm.kernels._index_score_walk import each_share
 from flycomm.kernels._launch import null_pointer
 from flycomm.kernels._specialization import Specialization
 from flycomm.primitives import matrix
-from flycomm.primitives.index_score import BLOCK
 from flycomm.primitives.index_score_keys import FORMATS, Cache
 from flycomm.primitives.index_score_query import Query
+from flycomm.primitives.index_score_warpgroup_query import GroupQuery
 
-__all__ = ["KINDS", "MAX_REQUESTS", "Scorer", "each_share", "query_dtype", "specialization", "task_of"]
-
-KINDS = ("dsa", "block_max")
-_QUERY_BYTES = 32 << 10  # of shared memory: two blocks a multiprocessor, on every target
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """What a scoring kernel is specialised on. Raises :class:`UsageError` for what it cannot score."""
-
-    kind: str  # of KINDS
-    cache: str  # of index_score_keys.FORMATS
-    heads: int  # index heads
-    page: int  # tokens
-    rows: int = 4  # query rows of a request for which keys are read once
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.cache not in FORMATS:
-            raise UsageError(
-                f"kind={self.kind!r} is not one of {', '.join(KINDS)}, or cache={self.cache!r} of {', '.join(FORMATS)}"
-            )
-        unit = matrix.ROWS if self.kind == "dsa" else 1
-        if self.heads < 1 or self.heads % unit:
-            raise UsageError(f"{self.heads} index heads of {self.kind} are not a multiple of {unit}; pad them")
-        if self.page < 1 or (self.kind == "block_max" and self.page % BLOCK):
-            raise UsageError(f"pages of {self.page} tokens do not hold blocks of {BLOCK}; use a multiple of these")
-        num_bytes = self.rows * self.heads * FORMATS[self.cache].query_bytes
-        if not 1 <= self.rows or num_bytes > _QUERY_BYTES:
-            raise UsageError(
-                f"queries of {self.rows} rows of {self.heads} heads are {num_bytes} bytes, at most {_QUERY_BYTES} fit; "
-                "lower rows: more of them are scored in several passes"
-            )
-
-    @property
-    def name(self) -> str:
-        return f"index_scores_{self.kind}_{self.cache}_h{self.heads}_p{self.page}_r{self.rows}"
-
-
-def most_rows(cache: str, heads: int) -> int:
-    """The largest ``rows`` of a :class:`Scorer`, at most 8."""
-    return max(1, min(8, _QUERY_BYTES // (heads * FORMATS[cache].query_bytes)))
-
-
-def query_dtype(cache: str) -> str:
-    """The queries' type: the name of an attribute of torch."""
-    element = FORMATS[cache].element
-    return "bfloat16" if isinstance(element, str) else element.torch_name
-
-
-def best_threads(scorer: Scorer) -> int:
-    """Of a block on a GPU, with one for each multiprocessor: as many as have registers for what is loaded ahead."""
-    if scorer.kind == "block_max":
-        return 512 if scorer.rows * scorer.heads <= matrix.ROWS else 256
-    return 384 if scorer.cache.startswith("e4m3") else 256
+__all__ = [
+    "KINDS",
+    "MATH",
+    "MAX_REQUESTS",
+    "Scorer",
+    "best_threads",
+    "check_threads",
+    "each_share",
+    "most_rows",
+    "query_dtype",
+    "specialization",
+    "sums_fp8",
+    "task_of",
+]
 
 
 def specialization(scorer: Scorer, blocks: int, threads: int) -> Specialization:
     """``blocks``: one for each multiprocessor; ``threads``: a multiple of 64, best :func:`best_threads`."""
     if blocks < 1 or threads < 64 or threads % 64:
         raise UsageError(f"a grid of {blocks} × {threads} scores nothing; use 1 block or more, of a multiple of 64")
+    check_threads(scorer, threads)
     return Specialization(scorer.name, build(scorer), 1, "", blocks, threads)
 
 
@@ -128,7 +100,10 @@ def task_of(
     ``pointers``: the first eight arguments; ``strides``: of the cache's pages and tokens, and where scales begin.
     """
     fmt = FORMATS[scorer.cache]
-    query = Query(shared, fmt, matrix.layout(), scorer.heads, scorer.rows, threads)
+    if scorer.math == "fp8":
+        query: Query = GroupQuery(shared, fmt, scorer.heads, scorer.rows, threads)
+    else:
+        query = Query(shared, fmt, matrix.layout(), scorer.heads, scorer.rows, threads)
     q, w, keys, table, first, count, seen, plane = (fx.Int64(fx.ptrtoint(pointer)) for pointer in pointers)
     pages = Cache(fmt, keys, scorer.page, *strides, page_first, page_step)
     given = (q, w, table, first, count, seen, table_stride, columns, scale)

@@ -43,7 +43,7 @@ from flycomm.kernels._mono_projection import COLUMNS, Projection
 from flycomm.kernels._topk_exchange_meet import parted
 from flycomm.kernels._topk_exchange_plan import CLASSES, channel_bytes, plan_of
 from flycomm.kernels._topk_exchange_row import Arguments, Form, at_row
-from flycomm.kernels.index_scores import Scorer, each_share, task_of
+from flycomm.kernels.index_scores import Scorer, check_threads, each_share, task_of
 from flycomm.primitives import packet, ready
 from flycomm.primitives.block_scan import GROUP, Scratch
 from flycomm.primitives.merge import RUN
@@ -70,6 +70,7 @@ class Layer:
 
     def check(self, threads: int) -> None:
         """Raise :class:`UsageError` for what the kernel cannot do."""
+        check_threads(self.scorer, threads)
         if self.k not in CLASSES or threads not in _THREADS or (self.k > 2 * GROUP and threads > self.k // 2):
             raise UsageError(
                 f"a block of {threads} threads for k={self.k}; use one of {_THREADS}, at most k / 2 if k is over "
@@ -167,7 +168,7 @@ def build(layer: Layer) -> Callable[[int, str, int, int], tuple[Any, tuple[Any, 
             ready.wait(call, marks, fx.Int32(0), here.select(fx.Int32(blocks), fx.Int32(0)))
 
             sure = here & call.live
-            own = stages.nominate_and_push(call, form, a, part, listed, chosen, cut, selecting, sure)
+            own = stages.nominate_and_push(call, form, a, part, listed, chosen, cut, selecting, runs, sure)
             packet.meet(call)
             fc.stage(call, "project")
             work.make(ahead)

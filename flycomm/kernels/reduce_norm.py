@@ -33,17 +33,22 @@ import flydsl.expr as fx
 
 import flycomm.primitives as fc
 from flycomm.dtypes import REDUCIBLE
+from flycomm.geometry import RESIDENT_THREADS, row_threads
 from flycomm.kernels._launch import null_pointer, peers_placeholder
-from flycomm.kernels._norm_variant import Variant, each_thread, slot_bytes
+from flycomm.kernels._norm_variant import Variant, each_thread, size_for, slot_bytes
 from flycomm.kernels._protocols import VERBS
 from flycomm.kernels._quantized import store_quantized
 from flycomm.primitives import fragment, norm, packet, sentinel
 from flycomm.primitives.call import Call
+from flycomm.primitives.decode import widen
 from flycomm.primitives.experts import Places, load_experts
-from flycomm.primitives.row import Rows, finish_rows, load_row, post_row, post_rows, store_row
+from flycomm.primitives.issue import loads_before
+from flycomm.primitives.launch_order import in_turn
+from flycomm.primitives.row import Rows, if_mine, load_row, post_row, store_row
+from flycomm.primitives.row_loop import finish_rows, post_rows
 from flycomm.primitives.take_row import take_row
 
-__all__ = ["Variant", "build", "each_thread", "slot_bytes"]
+__all__ = ["Variant", "build", "each_thread", "size_for", "slot_bytes"]
 
 
 def _addresses(*pointers: Any) -> list[Any]:
@@ -71,10 +76,9 @@ def _round(rows: Rows, values: Any) -> list[Any]:
     return [value.to(rows.element) for value in values]
 
 
-def _add(rows: Rows, totals: Any, residual: Any) -> list[Any]:
+def _add(sums: Any, residual: Any) -> list[Any]:
     """f32, of the sums rounded as the all-reduce alone rounds them."""
-    sums = [value.to(fx.Float32) for value in _round(rows, totals)]
-    return [value + other.to(fx.Float32) for value, other in zip(sums, residual, strict=True)]
+    return [widen(value) + widen(other) for value, other in zip(sums, residual, strict=True)]
 
 
 @cache
@@ -113,36 +117,54 @@ def build(protocol: str, variant: Variant) -> Callable[[int, str, int, int], tup
             hidden: fx.Int32,
             eps: fx.Float32,
         ):
+            in_turn(blocks, threads * RESIDENT_THREADS // row_threads(threads))
             shared = fx.SharedAllocator()
             slots = shared.allocate(fx.Array[fx.Float32, 2 * threads]).peek()
             source_at, residual_at, weight_at = _addresses(source, residual, weight)
             sum_at, normed_at, codes_at, scales_at = _addresses(residual_out, out, quantized, scales)
-            rows = Rows(num_rows, hidden, element, each, blocks, threads)
+            size = variant.hidden if variant.exact else hidden
+            rows = Rows(num_rows, size, element, each, blocks, threads, variant.single)
             factors_at, index_at, shared_at = _addresses(factors, index, shared_rows)
             places = Places(source_at, factors_at, index_at, shared_at, residual_at)
-            call = verbs.begin(comm, tag, shared)
+
+            def load(row: Any) -> list[Any]:
+                return _own(rows, variant, places, row)
 
             def post(row: Any, own: Any) -> None:
                 post_row(rows, call, verbs.post, row, own)
 
-            def finish(row: Any, turn: Any, own: Any) -> None:
-                residual = load_row(rows, residual_at, row)  # on its way while the peers' parts are
-                added = _add(rows, take_row(rows, call, verbs, row, own), residual)
-                store_row(rows, sum_at, row, _round(rows, added))
-                normed = norm.rms_norm_row(added, weights, hidden, eps, slots, turn, threads, variant.gemma)
+            def finish(row: Any, turn: Any, own: Any, residual: Any) -> None:
+                added = _add(take_row(rows, call, verbs, row, own), residual)
+
+                def store_sum() -> None:
+                    store_row(rows, sum_at, row, _round(rows, added))
+
+                fold = slots, turn, threads, variant.gemma, store_sum
+                normed = norm.rms_norm_row(added, rows.inside, weights, size, eps, *fold)
                 out = _round(rows, normed)
                 if variant.normed:
                     store_row(rows, normed_at, row, out)
                 if variant.quantize != "none":
                     store_quantized(rows, row, out, *how, codes_at, scales_at, slots, turn + fx.Int32(1))
 
-            def load(row: Any) -> list[Any]:
-                return _own(rows, variant, places, row)
+            def load_and_finish(row: Any, turn: Any, own: Any) -> None:
+                finish(row, turn, own, load_row(rows, residual_at, row))  # on its way while the peers' parts are
 
-            first = post_rows(rows, load, post)
-            weights = load_row(rows, weight_at, fx.Int32(0), weight_type)
-            _meet(rows, call, verbs)
-            finish_rows(rows, first, load, finish, 2 if variant.quantize == "token" else 1)
+            if fx.const_expr(variant.single):
+                own = load(rows.row)  # before the state, whose answer is waited for
+                loads_before()
+                call = verbs.begin(comm, tag, shared)
+                residual = load_row(rows, residual_at, rows.row)
+                weights = load_row(rows, weight_at, fx.Int32(0), weight_type)
+                if_mine(rows, lambda: post(rows.row, own))
+                _meet(rows, call, verbs)
+                if_mine(rows, lambda: finish(rows.row, fx.Int32(0), own, residual))
+            else:
+                call = verbs.begin(comm, tag, shared)
+                first = post_rows(rows, load, post)
+                weights = load_row(rows, weight_at, fx.Int32(0), weight_type)
+                _meet(rows, call, verbs)
+                finish_rows(rows, first, load, load_and_finish, 2 if variant.quantize == "token" else 1)
             verbs.finish(call)
 
         @flyc.jit

@@ -20,6 +20,7 @@ from flycomm.channel import FRAGMENT_BYTES
 from flycomm.dtypes import REDUCIBLE
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._protocols import VERBS, exchange
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.peers import peer_rank
 from flycomm.primitives.tensor import Share, post_share, take_share
 
@@ -40,6 +41,7 @@ def build(protocol: str, reduction: str, aligned: bool) -> Callable[[int, str, i
 
         @flyc.kernel(name=f"reduce_scatter_{protocol}", known_block_size=[threads, 1, 1])
         def scatter(comm: peers, tag: fx.Int32, source: fx.Pointer, out: fx.Pointer, count: fx.Int32):
+            in_turn(blocks, threads)
             start = fx.Int64(fx.ptrtoint(source))
             chunk_bytes = fx.Int64(count) * fx.Int64(REDUCIBLE[dtype].num_bytes)
             chunks = [

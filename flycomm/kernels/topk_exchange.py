@@ -29,15 +29,16 @@ import flydsl.expr as fx
 
 import flycomm.primitives as fc
 from flycomm.dtypes import REDUCIBLE
+from flycomm.geometry import Geometry
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization
 from flycomm.kernels._topk_exchange_meet import merge_row, parted, push_row
-from flycomm.kernels._topk_exchange_plan import resident_threads
+from flycomm.kernels._topk_exchange_plan import as_counted, resident_threads
 from flycomm.kernels._topk_exchange_row import Arguments, Form, nominate_row, of_row
 from flycomm.primitives import packet
 from flycomm.primitives.block_scan import GROUP, Scratch
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.merge import RUN
-from flycomm.primitives.nominate import settle
 from flycomm.primitives.result import Rule, emit
 from flycomm.primitives.token import send_tokens
 
@@ -60,6 +61,7 @@ def build(
         form = Form(mode, source, columns, k, by_score, low, wide, forced, element, threads)
         rule = Rule(k, threads, by_score, low, mode == "shard", form.owned)
         peers = fc.peers_type(world, blocks)
+        counted = as_counted(Geometry(blocks, threads))
 
         @flyc.kernel(name=f"topk_exchange_{mode}", known_block_size=[threads, 1, 1])
         def exchange(
@@ -67,6 +69,7 @@ def build(
             out_scores: fx.Pointer, out_ids: fx.Pointer, out_counts: fx.Pointer, columns: fx.Int32, stride: fx.Int64,
             k: fx.Int32, granule: fx.Int32, spread: fx.Int32, first: fx.Int32, last: fx.Int32,
         ):  # fmt: skip
+            in_turn(counted.blocks, counted.threads)
             shared = fx.SharedAllocator()
             scratch = Scratch(shared)
             chosen = shared.allocate(fx.Array[fx.Uint64, form.k]).peek().ptr
@@ -76,12 +79,11 @@ def build(
             pointers = (scores, ids, lengths, owners, out_scores, out_ids, out_counts)
             a = Arguments(pointers, columns, stride, k, granule, spread, (first, last))
             call = fc.begin(comm, tag, shared)
-            if fx.const_expr(form.owned):
-                send_tokens(call)
             total = nominate_row(comm, a, form, chosen, scratch)
-            settle(comm, chosen, total, form.k, granule, low, threads)
+            if fx.const_expr(form.owned):
+                send_tokens(call)  # not before the scores are on their way: it waits for the state
             part = parted(call, form, a)
-            own = push_row(call, form, part, chosen)
+            own = push_row(call, form, a, part, chosen, total, scratch, runs)
             packet.meet(call)
             mine = merge_row(call, form, a, rule, part, own, chosen, scratch, runs)
             call.ok = call.live & (call.failed[0] == fx.Int32(0))

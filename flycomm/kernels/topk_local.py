@@ -27,12 +27,13 @@ from flycomm.dtypes import REDUCIBLE
 from flycomm.kernels import _topk_split as split
 from flycomm.kernels._launch import null_pointer
 from flycomm.kernels._specialization import Specialization
-from flycomm.kernels._topk_finish import Rules, finish, room_of, select
+from flycomm.kernels._topk_finish import Rules, finish
 from flycomm.kernels._topk_plan import Plan
+from flycomm.kernels._topk_rows import select_row
+from flycomm.kernels._topk_sample import load_sample, sample_places, sampled_floor
 from flycomm.primitives.access import load_element, store_element
-from flycomm.primitives.score_row import ScoreRow, fold_ranks, load_units, ranks_of
-from flycomm.primitives.select import Scratch, clear, compact, places, refine, write
-from flycomm.primitives.select_group import group_floor
+from flycomm.primitives.score_row import ScoreRow, load_units
+from flycomm.primitives.select import Scratch, clear
 
 
 class _Arguments:
@@ -63,9 +64,20 @@ def _need(length: Any, k: Any) -> Any:
     return fx.Uint32((k < length).select(k, length))
 
 
-def _finish(arguments: _Arguments, rules: Rules, chosen: Any, total: Any, row: Any, need: Any, k: Any) -> None:
+def _finish(
+    arguments: _Arguments,
+    rules: Rules,
+    scratch: Scratch,
+    chosen: Any,
+    total: Any,
+    ordered: Any,
+    row: Any,
+    need: Any,
+    k: Any,
+) -> None:
     begin = fx.Int64(row) * fx.Int64(k) * fx.Int64(4)
-    finish(rules, chosen, total, need, arguments.out_scores + begin, arguments.out_ids + begin, k)
+    scores, ids = arguments.out_scores + begin, arguments.out_ids + begin
+    finish(rules, scratch, chosen, total, ordered, need, scores, ids, k)
     _store_count(arguments.out_counts + fx.Int64(row) * fx.Int64(4), need)
 
 
@@ -73,30 +85,6 @@ def _finish(arguments: _Arguments, rules: Rules, chosen: Any, total: Any, row: A
 def _store_count(address: Any, need: Any) -> None:
     if fx.thread_idx.x == 0:
         store_element(address, fx.Int32(need))
-
-
-@flyc.jit
-def _rows(rules: Rules, scratch: Scratch, chosen: Any, score_row: ScoreRow, units: int, need: Any) -> Any:
-    """Select from a row that fits the block's registers, ``units`` loads a thread."""
-    threads = rules.threads
-    at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * threads) for j in range(units)]
-    loaded = load_units(score_row, at)
-    clear(scratch, threads)
-    fx.gpu.barrier()
-    ranks = ranks_of(score_row, loaded, at)
-    fold = fold_ranks(ranks)
-    if fx.const_expr(rules.small):
-        floor = group_floor(ranks, need, rules.index_bits, scratch, threads)
-        place, total = places(fold, floor, scratch, threads)
-        bound = floor
-        if total > room_of(rules, need):
-            fx.gpu.barrier()  # a warp may still read what the scan left, and a refinement writes there at once
-            bound = refine(fold, total, floor, need, room_of(rules, need), rules.index_bits, scratch, threads)
-            place, total = places(fold, bound, scratch, threads)
-        compact(fold, bound, place, lambda i, rank: write(chosen, fx.Int32(i), rank))
-    else:
-        total = select(rules, fold, fx.Uint32(score_row.length), need, scratch, chosen)
-    return total
 
 
 @flyc.jit
@@ -111,32 +99,31 @@ def _split(
     need: Any,
     k: Any,
 ) -> Any:
-    """This block's part of a row; returns whether it finished the row, and how many it selected."""
+    """This block's part of a row; returns whether it finished the row, how many it selected, and if in order."""
     threads, per_unit = rules.threads, score_row.per_unit
     thread = fx.Int32(fx.thread_idx.x)
     clear(scratch, threads)
-    total = fx.Uint32(0)
+    total, ordered = fx.Uint32(0), fx.Boolean(False)
     width = plan.columns // plan.blocks // per_unit  # units a block
     first = part * fx.Int32(width)
     if first * fx.Int32(per_unit) < score_row.length:
         batch = [thread + fx.Int32(j * threads) for j in range(max(1, plan.per_thread // per_unit))]
-        half = (len(batch) + 1) // 2
         at = [first + place for place in batch]
-        sample_at = split.sample_places(rules, score_row)
-        sample = split.load_sample(rules, score_row, sample_at)
-        ahead = load_units(score_row, at[:half])  # on its way while the sample is looked at; more takes more registers
+        sample_at = sample_places(rules, score_row)
+        sample = load_sample(rules, score_row, sample_at)
+        loaded = load_units(score_row, at)  # on its way while the sample is looked at
         fx.gpu.barrier()
-        floor = split.sampled_floor(rules, scratch, score_row, sample, sample_at, k)
-        split.append(rules, scratch, score_row, ahead, at, floor, header)
+        floor = sampled_floor(rules, scratch, score_row, sample, sample_at, k)
+        split.append(rules, scratch, score_row, loaded, at, floor, header)
         done = fx.Int32(len(batch) * threads)
         while (done < fx.Int32(width)) & ((first + done) * fx.Int32(per_unit) < score_row.length):
             at = [first + done + place for place in batch]
-            split.append(rules, scratch, score_row, load_units(score_row, at[:half]), at, floor, header)
+            split.append(rules, scratch, score_row, load_units(score_row, at), at, floor, header)
             done = done + fx.Int32(len(batch) * threads)
     last, count = split.arrive(scratch, header, plan.blocks)
     if last:
-        total = split.select_last(rules, scratch, chosen, score_row, header, count, need)
-    return last, total
+        total, ordered = split.select_last(rules, scratch, chosen, score_row, header, count, need)
+    return last, total, ordered
 
 
 @cache
@@ -167,7 +154,7 @@ def _build(plan: Plan, by_score: bool, low: bool, wide: bool, dtype: str) -> tup
     ):  # fmt: skip
         shared = fx.SharedAllocator()
         scratch = Scratch(shared)
-        chosen = shared.allocate(fx.Array[fx.Uint64, plan.k]).peek().ptr
+        chosen = shared.allocate(fx.Array[fx.Uint64, rules.room]).peek().ptr
         arguments = _Arguments(scores, lengths, out_scores, out_ids, out_counts, workspace)
         block = fx.Int32(fx.block_idx.x)
         row = block // fx.Int32(plan.blocks)
@@ -175,14 +162,14 @@ def _build(plan: Plan, by_score: bool, low: bool, wide: bool, dtype: str) -> tup
         need = _need(score_row.length, k)
         if fx.const_expr(plan.blocks == 1):
             units = max(1, plan.per_thread // score_row.per_unit)
-            total = _rows(rules, scratch, chosen, score_row, units, need)
-            _finish(arguments, rules, chosen, total, row, need, k)
+            total = select_row(rules, scratch, chosen, score_row, units, need)
+            _finish(arguments, rules, scratch, chosen, total, fx.Boolean(False), row, need, k)
         else:
             header = arguments.workspace + fx.Int64(row) * fx.Int64(plan.row_bytes)
             part = block % fx.Int32(plan.blocks)
-            last, total = _split(rules, scratch, chosen, score_row, plan, part, header, need, k)
+            last, total, ordered = _split(rules, scratch, chosen, score_row, plan, part, header, need, k)
             if last:
-                _finish(arguments, rules, chosen, total, row, need, k)
+                _finish(arguments, rules, scratch, chosen, total, ordered, row, need, k)
 
     @flyc.jit
     def launch(

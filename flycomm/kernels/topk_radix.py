@@ -21,13 +21,15 @@ import flydsl.expr as fx
 import flycomm.primitives as fc
 from flycomm.dtypes import REDUCIBLE
 from flycomm.epoch import previous_epoch
+from flycomm.geometry import Geometry
 from flycomm.kernels._launch import null_pointer, peers_placeholder
 from flycomm.kernels._specialization import Specialization
-from flycomm.kernels._topk_exchange_plan import resident_threads
+from flycomm.kernels._topk_exchange_plan import as_counted, resident_threads
 from flycomm.kernels._topk_exchange_row import Arguments, Form, at_row, elements, of_row, owner_of
 from flycomm.primitives.access import land_own_stores
 from flycomm.primitives.block_scan import Scratch, clear, read, write
 from flycomm.primitives.call import Call, advance, again
+from flycomm.primitives.launch_order import in_turn
 from flycomm.primitives.result import Rule, arrange, emit, keep
 from flycomm.primitives.select import compact, places
 from flycomm.primitives.threshold import COUNTERS, find_threshold, floor_of
@@ -78,7 +80,7 @@ def _row(
         ok = here.live & (here.failed[0] == fx.Int32(0))
     here.ok = ok
     advance(here)
-    arrange(rule, chosen, own if rule.own else winners.total)
+    arrange(rule, chosen, own if rule.own else winners.total, scratch)
     begin = fx.Int64(a.row) * fx.Int64(a.k) * fx.Int64(4)
     emit(rule, chosen, a.k, mine, ok, a.out_scores + begin, a.out_ids + begin, of_row(a.out_counts, a.row))
     if last == fx.Boolean(False):
@@ -101,6 +103,7 @@ def build(
         form = Form(mode, source, columns, k, by_score, low, wide, forced, element, threads)
         rule = Rule(k, threads, by_score, low, mode == "shard", False)
         peers = fc.peers_type(world, blocks)
+        counted = as_counted(Geometry(blocks, threads))
 
         @flyc.kernel(name=f"topk_radix_{mode}", known_block_size=[threads, 1, 1])
         def radix(
@@ -108,6 +111,7 @@ def build(
             out_scores: fx.Pointer, out_ids: fx.Pointer, out_counts: fx.Pointer, columns: fx.Int32, stride: fx.Int64,
             k: fx.Int32, granule: fx.Int32, spread: fx.Int32, first: fx.Int32, last: fx.Int32, rows: fx.Int32,
         ):  # fmt: skip
+            in_turn(counted.blocks, counted.threads)
             shared = fx.SharedAllocator()
             scratch = Scratch(shared)
             chosen = shared.allocate(fx.Array[fx.Uint64, form.k]).peek().ptr

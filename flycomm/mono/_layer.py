@@ -48,10 +48,10 @@ class LayerBase:
         fixed = Specialization(name, build, comm.world_size, "bf16", blocks, threads, 256)
         self.kernel = comm._session.load(fixed)
         target, device = targets.active(), comm.device.index or 0
-        ranks = comm._session.ranks_on_device()
-        check_resident(name, blocks, ranks, resident_blocks(self.kernel, target, device))
         self.scratch = torch.zeros(scratch_bytes(blocks), dtype=torch.uint8, device=comm.device)
         target.runtime.synchronize(device)
+        ranks = comm._session.ranks_on_device()  # all come here: nobody waits in a kernel while another synchronises
+        check_resident(name, blocks, ranks, resident_blocks(self.kernel, target, device))
         comm._session.layers.add(self)
 
     def reset(self) -> None:

@@ -80,6 +80,13 @@ def group_or(value: Any) -> Any:
     return value
 
 
+def group_max(value: Any) -> Any:
+    """The greatest ``value`` (u32) of the lanes of a group."""
+    for distance in (16, 8, 4, 2, 1):
+        value = fx.arith.max(value, fx.Uint32(fx.gpu.shuffle_xor(value, distance, GROUP)))
+    return value
+
+
 @flyc.jit
 def clear(scratch: Scratch, threads: int) -> None:
     """Before the first refinement of a kernel. A block barrier must follow."""

@@ -19,7 +19,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.primitives.access import load_pair, store_pair
+from flycomm.primitives.access import load_pair, store_pair, store_relaxed
 from flycomm.primitives.call import Call, fail, staging
 from flycomm.primitives.peers import peer_rank, segment
 from flycomm.primitives.poll import until_whole
@@ -64,6 +64,26 @@ def push_candidates(
             else:
                 if peer_rank(comm, j) == owner:
                     store_pair(segment(comm, j) + offset, low, high)
+
+
+@flyc.jit
+def push_words(
+    call: Call, ranks: Sequence[Any], words: Sequence[Any], k: int, peers: Sequence[int], owner: Any = None
+) -> None:
+    """:func:`push_candidates` by the word: ``ranks[i]`` as word ``words[i]`` (i32) of the row, two of them a pair."""
+    if call.live:
+        comm = call.comm
+        tag = fx.Uint64(tag_of(call.epoch))
+        slot = place(call, comm.rank, fx.Int32(0), k)
+        offsets = [slot + fx.Int64(word) * fx.Int64(WORD_BYTES) for word in words]
+        for j in peers:
+            for rank, offset in zip(ranks, offsets, strict=True):
+                word = (rank << fx.Uint64(TAG_BITS)) | tag
+                if fx.const_expr(owner is None):
+                    store_relaxed(segment(comm, j) + offset, word)
+                else:
+                    if peer_rank(comm, j) == owner:
+                        store_relaxed(segment(comm, j) + offset, word)
 
 
 def missing(words: Sequence[Any], tag: Any) -> Any:

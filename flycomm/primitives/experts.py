@@ -19,7 +19,7 @@ import flydsl.expr as fx
 from flycomm.dtypes import REDUCIBLE
 from flycomm.errors import UsageError
 from flycomm.primitives.access import load_element
-from flycomm.primitives.row import Rows, load_places, zero_past_the_end
+from flycomm.primitives.row import Rows, load_places
 
 MOST = 16  # experts of a row
 _IN_FLIGHT = 32  # fragments of a thread, four registers each
@@ -68,7 +68,7 @@ class Places(NamedTuple):
 
 
 def load_experts(rows: Rows, experts: Experts, places: Places, row: Any) -> list[Any]:
-    """This thread's fragments of the weighted sum of row ``row`` (i32), in ``rows.element``; zeros past its end.
+    """This thread's fragments of the weighted sum of row ``row`` (i32), in ``rows.element``; past its end, anything.
 
     Called by any thread; plain loads, no order. An expert that is not here costs a load of a row that the kernel reads
     anyway: so all loads are issued at once, and none waits for a branch. Its weight is not looked at, NaN or not; a
@@ -87,7 +87,7 @@ def load_experts(rows: Rows, experts: Experts, places: Places, row: Any) -> list
     if experts.shared:
         shared = load_places(rows, places.shared + fx.Int64(row) * rows.row_bytes)
         totals = [total + value.to(fx.Float32) for total, value in zip(totals, shared, strict=True)]
-    return zero_past_the_end(rows, [total.to(rows.element) for total in totals])
+    return [total.to(rows.element) for total in totals]
 
 
 def _weight(rows: Rows, experts: Experts, address: Any, index: Any) -> Any:

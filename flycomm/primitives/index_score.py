@@ -27,6 +27,15 @@ from flycomm.primitives.index_score_keys import TILES
 from flycomm.primitives.index_score_query import Query
 
 BLOCK = 128  # keys that block-max takes the greatest of
+DEVIATION = {"f32": 2.0**-19, "fp8": 2.0**-13}
+"""How far a score of normally distributed queries and keys is from the exact one at most, by how products are summed,
+as a part of ``k_scale · ‖k‖ · Σ_h |w[h]| · ‖q[h]‖`` (block-max: ``‖q‖ · ‖k‖ · scale``).
+
+"fp8" is of sm_90's e4m3 matrix units, which keep 13 bits after a sum's first (``docs/indexer.md`` has the sources): of
+each step's 32 products and the sum before them, what is below 2^-13 of the largest is cut off. In a model of that,
+scores of 16 heads are 2^-16.5 off at most. A product far larger than its neighbours costs these more: up to 2^-6 of it.
+Whole numbers are exact as long as sums stay under 2^14.
+"""
 Emit = Callable[[Any, Any, Any, Any], None]
 
 
@@ -57,18 +66,22 @@ def _add_heads(query: Query, lane: Any, operands: Sequence[Any], sums: Sequence[
     return sums
 
 
+def halve(lanes: int, lane: Any, distance: int, sums: Sequence[Any]) -> list[Any]:
+    """Of sums that two lanes ``distance`` apart have parts of, the half that is this lane's: the upper lane's, the
+    upper."""
+    half = len(sums) // 2
+    upper = (lane & fx.Int32(distance)) != fx.Int32(0)
+    kept = [upper.select(sums[half + i], sums[i]) for i in range(half)]
+    sent = [upper.select(sums[i], sums[half + i]) for i in range(half)]
+    return [
+        mine + fx.Float32(fx.gpu.shuffle_xor(other, distance, lanes)) for mine, other in zip(kept, sent, strict=True)
+    ]
+
+
 def _to_owners(form: matrix.Layout, lane: Any, sums: Sequence[Any]) -> Any:
-    """Each key's sum over the lanes that have a part of it, in the lane that owns it: halves are exchanged."""
-    sums = list(sums)
+    """Each key's sum over the lanes that have a part of it, in the lane that owns it."""
     for distance in form.column_distances:
-        half = len(sums) // 2
-        upper = (lane & fx.Int32(distance)) != fx.Int32(0)
-        kept = [upper.select(sums[half + i], sums[i]) for i in range(half)]
-        sent = [upper.select(sums[i], sums[half + i]) for i in range(half)]
-        sums = [
-            mine + fx.Float32(fx.gpu.shuffle_xor(other, distance, form.lanes))
-            for mine, other in zip(kept, sent, strict=True)
-        ]
+        sums = halve(form.lanes, lane, distance, sums)
     return sums[0]
 
 

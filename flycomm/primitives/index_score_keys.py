@@ -85,13 +85,14 @@ class Cache:
 
 
 class Keys:
-    """The first ``length`` (i32, at least 1) keys of the request whose block table lies at ``table`` (i64)."""
+    """The first ``length`` (i32, at least 1) keys of the request whose block table lies at ``table`` (i64).
 
-    def __init__(self, cache: Cache, form: matrix.Layout, table: Any, length: Any):
-        self.cache = cache
-        self.fmt = cache.fmt
-        self.form = form
-        self.table = table
+    ``form``: a :class:`matrix.Layout`, or one that says the same of another step."""
+
+    tiles = TILES
+
+    def __init__(self, cache: Cache, form: Any, table: Any, length: Any):
+        self.cache, self.fmt, self.form, self.table = cache, cache.fmt, form, table
         self.last = length - fx.Int32(1)
         self.lane = form.lane()
         self.column, self.quarter = form.column(self.lane), form.quarter(self.lane)
@@ -99,14 +100,14 @@ class Keys:
 
     def pages(self, first: Any, scaled: bool) -> list[Any]:
         """The numbers (i32) of the pages that :meth:`load` reads for the step at key ``first``, which exists."""
-        keys = [first] if self.whole else [self._key(first, tile) for tile in range(TILES + scaled)]
+        keys = [first] if self.whole else [self._key(first, tile) for tile in range(self.tiles + scaled)]
         pages = [key // fx.Int32(self.cache.page) for key in keys]
         entries = [self.cache.page_first + page * self.cache.page_step for page in pages]
         return [load_element(self.table + fx.Int64(entry) * fx.Int64(4), fx.Int32) for entry in entries]
 
     def _key(self, first: Any, tile: int) -> Any:
-        """Whose quarter this lane loads for ``tile``, or, for :data:`TILES`, the one that it owns."""
-        place = self.form.owned(self.lane) if tile == TILES else fx.Int32(tile * self.form.columns) + self.column
+        """Whose quarter this lane loads for ``tile``, or, for ``tiles``, the one that it owns."""
+        place = self.form.owned(self.lane) if tile == self.tiles else fx.Int32(tile * self.form.columns) + self.column
         key = first + place
         return (key < self.last).select(key, self.last)
 
@@ -115,9 +116,9 @@ class Keys:
 
         ``pages``: by :meth:`pages`. Plain loads, and nothing waits for them: whoever wrote the keys ran before this.
         """
-        loaded = [self.load_tile(pages, first, tile) for tile in range(TILES)]
+        loaded = [self.load_tile(pages, first, tile) for tile in range(self.tiles)]
         if scaled and self.fmt.scale == "token":
-            loaded.append([self._scale(*self._place(pages, first, TILES), fx.Float32)])
+            loaded.append([self._scale(*self._place(pages, first, self.tiles), fx.Float32)])
         return loaded
 
     def load_tile(self, pages: Sequence[Any], first: Any, tile: int) -> list[Any]:

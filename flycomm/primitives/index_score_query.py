@@ -18,14 +18,19 @@ _SHARED = fx.AddressSpace.Shared
 class Query:
     """Up to ``rows`` query rows of ``heads`` index heads each. Trace-time only; allocates from the kernel's ``shared``.
 
-    The rows × heads are the rows of ``tiles`` tiles, padded with zeros. ``threads``: of the block.
+    The rows × heads are the rows of ``tiles`` tiles, padded with zeros. ``threads``: of the block, of which ``group``
+    score a step of ``step`` keys together; ``alignment``: of the queries, in bytes.
     """
 
+    alignment = FRAGMENT_BYTES
+
     def __init__(self, shared: Any, fmt: Format, form: matrix.Layout, heads: int, rows: int, threads: int):
+        self.group = self.step = form.lanes
         self.fmt, self.form, self.heads, self.rows, self.threads = fmt, form, heads, rows, threads
         self.tiles = -(-rows * heads // matrix.ROWS)
-        self.fragments = shared.allocate(self.tiles * matrix.ROWS * fmt.query_bytes, FRAGMENT_BYTES).peek().ptr
-        self.weights = shared.allocate(fx.Array[fx.Float32, rows * heads]).peek().ptr
+        self.fragments = shared.allocate(self.tiles * matrix.ROWS * fmt.query_bytes, self.alignment).peek().ptr
+        weights = shared.allocate(rows * heads * 4, FRAGMENT_BYTES).peek().ptr
+        self.weights = fx.recast_iter(fx.PointerType.get(fx.Float32.ir_type, _SHARED, 4), weights)
         self.lengths = shared.allocate(fx.Array[fx.Int32, rows]).peek().ptr
 
     def at(self, index: Any) -> Any:
@@ -57,6 +62,14 @@ class Query:
         """Of row × head ``index`` (i32)."""
         return read(self.weights, index, fx.Float32)
 
+    def store_weight(self, index: Any, weight: Any) -> None:
+        """Keep that of row × head ``index`` (i32)."""
+        write(self.weights, index, weight)
+
+    def stage_fragments(self, queries: Any, count: Any) -> None:
+        """This thread's part of ``count`` (i32) rows at address ``queries`` (i64); zeros for the rows that remain."""
+        _stage_fragments(self, queries, count)
+
     def length(self, row: Any) -> Any:
         """Keys (i32) that a staged row sees; 0 for one that was not staged."""
         return read(self.lengths, row, fx.Int32)
@@ -70,7 +83,7 @@ def stage(q: Query, queries: Any, weights: Any, lengths: Any, first: Any, count:
     staged before, after the second everybody may use this.
     """
     fx.gpu.barrier()
-    _stage_fragments(q, queries + fx.Int64(first) * fx.Int64(q.heads * q.fmt.query_bytes), count)
+    q.stage_fragments(queries + fx.Int64(first) * fx.Int64(q.heads * q.fmt.query_bytes), count)
     _stage_numbers(q, weights, lengths, first, count, most)
     fx.gpu.barrier()
 
@@ -101,6 +114,10 @@ def _stage_fragments(q: Query, queries: Any, count: Any) -> None:
         index = index + fx.Int32(q.threads)
 
 
+def _store_weight(q: Query, index: Any, weight: Any) -> None:
+    q.store_weight(index, weight)
+
+
 @flyc.jit
 def _stage_numbers(q: Query, weights: Any, lengths: Any, first: Any, count: Any, most: Any) -> None:
     index = fx.Int32(fx.thread_idx.x)
@@ -111,7 +128,7 @@ def _stage_numbers(q: Query, weights: Any, lengths: Any, first: Any, count: Any,
         if there & (weights != fx.Int64(0)):
             place = fx.Int64(first) * fx.Int64(q.heads) + fx.Int64(index)
             weight = load_element(weights + place * fx.Int64(4), fx.Float32)
-        write(q.weights, index, weight)
+        _store_weight(q, index, weight)
         if index % fx.Int32(q.heads) == fx.Int32(0):
             if there:
                 length = seen(lengths, first + row, most)

@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The global best k of what all ranks nominated for a row, exactly, by one block.
 
-Who merges takes every word of every peer; its own nominations it has. Up to 64 a rank: groups of 32 lanes take sorted
-runs into registers, and runs merge pairwise (bitonic, Batcher). More: a radix select over all words, which looks at
-them again only while the threshold ties. Either way the result follows from the total order of ranks, whoever came
-first.
-Every thread of the block calls every function here; ``k`` (i32) is this call's, below or equal to the class.
+Who merges takes every word of every peer; its own nominations it has. All come falling, so nothing is selected or
+sorted: lists merge pairwise (bitonic, Batcher). Up to 64 a rank, groups of 32 lanes take them into registers; more, the
+block takes one after the other into its own, in shared memory. Either way the result follows from the total order of
+ranks, whoever came first. Every thread of the block calls every function here; ``k`` (i32) is this call's, at most the
+class.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.primitives.block_scan import GROUP, Scratch, block_scan, read, write
+from flycomm.primitives.block_scan import GROUP, Scratch, read, write
 from flycomm.primitives.call import Call
-from flycomm.primitives.candidates import ID_BITS, take_candidates
-from flycomm.primitives.nominate import least
+from flycomm.primitives.candidates import take_candidates
+from flycomm.primitives.merge_falling import merge_falling
 from flycomm.primitives.peers import peer_rank
-from flycomm.primitives.result import Rule, arrange, keep, sorted_by
-from flycomm.primitives.score_row import fold_ranks
-from flycomm.primitives.select import compact, places, refine
+from flycomm.primitives.result import Rule, arrange, sorted_by
 from flycomm.primitives.select_group import lane_steps, sort_group
 
 RUN = 2 * GROUP  # ranks that a group of lanes keeps
@@ -94,27 +91,25 @@ def merge_runs(call: Call, rule: Rule, own: Sequence[Any], k: Any, chosen: Any, 
     _write_run(chosen, lane, best, group == fx.Int32(0))
 
 
-def _present(rank: Any, count: Any) -> Any:
-    return count + (rank != fx.Uint64(0)).select(fx.Uint32(1), fx.Uint32(0))
-
-
 @flyc.jit
 def merge_block(
     call: Call, rule: Rule, own: Sequence[Any], pairs: list[Any], k: Any, chosen: Any, scratch: Scratch
 ) -> None:
-    """:func:`merge_runs` of more than 64 ranks a rank. ``own``: what this rank pushed as its ``pairs`` (i32)."""
-    peers = [peer_rank(call.comm, j) for j in range(1, call.comm.world)]
-    sources = [peer for peer in peers for _ in pairs]
-    theirs = []
-    if fx.const_expr(len(sources) > 0):
-        theirs = take_candidates(call, pairs * len(peers), sources, fx.Boolean(True), rule.k, rule.reset)
-    fold = fold_ranks([*own, *theirs])
-    _, total = block_scan(fold(_present, fx.Uint32(0)), scratch, rule.threads)
-    fx.gpu.barrier()
-    need = (fx.Uint32(k) < total).select(fx.Uint32(k), total)
-    room = fx.Uint32(rule.k) if rule.by_score and not rule.own else need
-    bound = refine(fold, total, least(), need, room, ID_BITS, scratch, rule.threads)
-    kept = fold_ranks(own) if rule.own else fold
-    place, count = places(kept, bound, scratch, rule.threads)
-    compact(kept, bound, place, partial(keep, chosen, rule.k))
-    arrange(rule, chosen, count)
+    """:func:`merge_runs` of more than 64 ranks a rank. ``chosen``: what this rank pushed, falling, behind a block
+    barrier. ``own``: of that, what this thread pushed as its ``pairs`` (i32); every source's are falling too."""
+    world, each = call.comm.world, 2 * len(pairs)
+    if fx.const_expr(world > 1):
+        sources = [peer_rank(call.comm, j) for j in range(1, world) for _ in pairs]
+        theirs = take_candidates(call, pairs * (world - 1), sources, fx.Boolean(True), rule.k, rule.reset)
+        for j in fx.range_constexpr(world - 1):
+            merge_falling(chosen, theirs[j * each : (j + 1) * each], pairs, rule.k, rule.threads)
+    count = fx.Uint32(k)
+    if fx.const_expr(rule.own):
+        bound = _greater(read(chosen, k - fx.Int32(1), fx.Uint64), fx.Uint64(1))
+        count = fx.Uint32(rule.k)
+        fx.gpu.barrier()
+        for i in fx.range_constexpr(each):
+            at = pairs[i // 2] * fx.Int32(2) + fx.Int32(i % 2)
+            write(chosen, at, (own[i] >= bound).select(own[i], fx.Uint64(0)))
+    if fx.const_expr(not rule.by_score):
+        arrange(rule, chosen, count, scratch)

@@ -5,6 +5,7 @@ A row is a fold over its ranks (:mod:`flycomm.primitives.select`) with local ind
 thread of the block calls every function here, but for :func:`pin`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import flydsl.compiler as flyc
@@ -16,8 +17,10 @@ from flycomm.primitives.candidates import ID_BITS
 from flycomm.primitives.rank import element_of, ordered_key, rank_of
 from flycomm.primitives.select import Fold, compact, places, refine
 from flycomm.primitives.shard import global_of
+from flycomm.primitives.sort import sort_block
 
-_PINNED = 0xFFFFFFFF  # the key of a forced id: above that of every score
+PINNED = 0xFFFFFFFF  # the key of a forced id: above that of every score
+_DISORDER = 3  # place in ``scratch.found`` of whether a rank precedes a greater one
 
 
 def least() -> Any:
@@ -32,7 +35,7 @@ def pin(rank: Any, first: Any, last: Any, low: bool) -> Any:
     """
     _, index = element_of(rank, ID_BITS, low)
     forced = (rank != fx.Uint64(0)) & ((index < first) | (index >= last))
-    return rank | forced.select(fx.Uint64(_PINNED << ID_BITS), fx.Uint64(0))
+    return rank | forced.select(fx.Uint64(PINNED << ID_BITS), fx.Uint64(0))
 
 
 def pinned(fold: Fold, first: Any, last: Any, low: bool) -> Fold:
@@ -63,30 +66,58 @@ def nominate(fold: Fold, total: Any, need: Any, k: int, chosen: Any, scratch: Sc
     return count
 
 
-@flyc.jit
-def given_rank(scores: Any, ids: Any, i: Any, k: Any, low: bool) -> Any:
-    """The rank of the ``i``-th (i32) of ``k`` f32 scores and i32 ids by address; 0 beyond them, or if its id is -1."""
-    rank = fx.Uint64(0)
-    if i < k:
-        index = load_element(ids + fx.Int64(i) * fx.Int64(4), fx.Int32)
-        key = ordered_key(load_element(scores + fx.Int64(i) * fx.Int64(4), fx.Uint32))
-        rank = (index >= fx.Int32(0)).select(rank_of(key, index, ID_BITS, low), fx.Uint64(0))
-    return rank
-
-
-@flyc.jit
-def load_nominated(scores: Any, ids: Any, count: Any, k: int, chosen: Any, low: bool, threads: int) -> None:
-    """To ``chosen``: ``count`` (i32) <= ``k`` f32 scores and i32 local ids, all different, -1 for none, by address."""
-    i = fx.Int32(fx.thread_idx.x)
-    while i < fx.Int32(k):
-        write(chosen, i, given_rank(scores, ids, i, count, low))
-        i = i + fx.Int32(threads)
+def given_ranks(scores: Any, ids: Any, at: Sequence[Any], k: Any, low: bool) -> list[Any]:
+    """The ranks of the ``at``-th (i32) of ``k`` >= 1 f32 scores and i32 ids by address, whose loads travel together; 0
+    beyond them, or where an id is -1."""
+    inside = [i < k for i in at]
+    offsets = [fx.Int64(here.select(i, fx.Int32(0))) * fx.Int64(4) for here, i in zip(inside, at, strict=True)]
+    found = [(load_element(scores + one, fx.Uint32), load_element(ids + one, fx.Int32)) for one in offsets]
+    ranks = []
+    for here, (bits, index) in zip(inside, found, strict=True):
+        rank = rank_of(ordered_key(bits), index, ID_BITS, low)
+        ranks.append((here & (index >= fx.Int32(0))).select(rank, fx.Uint64(0)))
+    return ranks
 
 
 def global_rank(comm: Any, local: Any, granule: Any, low: bool) -> Any:
     """A local rank (u64, not 0) with its global id; ``granule`` (i32): of :mod:`flycomm.primitives.shard`."""
     key, index = element_of(local, ID_BITS, low)
-    return rank_of(key, global_of(index, comm.rank, fx.Int32(comm.world), granule), ID_BITS, low)
+    by = (fx.Uint32(one) for one in (index, comm.rank, comm.world, granule))  # unsigned: divides in half the time
+    return rank_of(key, global_of(*by), ID_BITS, low)
+
+
+@flyc.jit
+def load_nominated(
+    comm: Any, scores: Any, ids: Any, count: Any, k: int, chosen: Any, granule: Any, low: bool, scratch: Scratch,
+    threads: int,
+) -> None:  # fmt: skip
+    """To ``chosen``: the ranks with global ids, falling, of ``count`` (i32, 1 to ``k``) f32 scores and i32 local ids by
+    address, all different, -1 for none; 0 behind them.
+
+    In place of :func:`settle` and a sort; those that come in order are not sorted. Ends with a block barrier.
+    """
+    thread = fx.Int32(fx.thread_idx.x)
+    at = [thread + fx.Int32(n * threads) for n in range(max(1, k // threads))]
+    held = [i < fx.Int32(k) for i in at]
+    ranks = [
+        (local != fx.Uint64(0)).select(global_rank(comm, local, granule, low), fx.Uint64(0))
+        for local in given_ranks(scores, ids, at, count, low)
+    ]
+    found = scratch.found
+    if thread == fx.Int32(0):
+        write(found, _DISORDER, fx.Uint32(0))
+    for n in fx.range_constexpr(len(at)):
+        if held[n]:
+            write(chosen, at[n], ranks[n])
+    fx.gpu.barrier()
+    for n in fx.range_constexpr(len(at)):
+        after = at[n] + fx.Int32(1)
+        inside = after < fx.Int32(k)
+        if inside & (ranks[n] < read(chosen, inside.select(after, fx.Int32(0)), fx.Uint64)):
+            write(found, _DISORDER, fx.Uint32(1))
+    fx.gpu.barrier()
+    if read(found, _DISORDER) != fx.Uint32(0):
+        sort_block(chosen, k, ID_BITS, scratch, threads)
 
 
 @flyc.jit

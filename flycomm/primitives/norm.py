@@ -2,10 +2,10 @@
 """RMSNorm of a row that a block holds in registers, with bits that depend on the row and the formula alone.
 
 A row of ``hidden`` elements is cut into fragments of 16 bytes; thread ``t`` of a block of ``threads`` holds the
-fragments ``t, t + threads, …``, zeros where the row has ended. The squares of a fragment are added one after the other,
-with one rounding each (fma); the sums of fragments along one binary tree over their indices, the highest bit first.
-What is past the end adds +0. So neither the number of threads nor the warp's width nor the batch changes a bit, and
-every target computes the same ones: division and square root are IEEE 754's.
+fragments ``t, t + threads, …``. The squares of a fragment are added one after the other, with one rounding each (fma);
+the sums of fragments along one binary tree over their indices, the highest bit first. What is past the end adds +0. So
+neither the number of threads nor the warp's width nor the batch changes a bit, and every target computes the same ones:
+division and square root are IEEE 754's.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from typing import Any
 import flydsl.expr as fx
 
 from flycomm.errors import UsageError
+from flycomm.primitives.decode import widen
 
 Combine = Callable[[Any, Any], Any]
 
@@ -47,12 +48,19 @@ def fold_lanes(value: Any, width: int, combine: Combine) -> Any:
     return value
 
 
-def fold_block(value: Any, combine: Combine, slots: Any, turn: Any, threads: int) -> Any:
+def nothing() -> None:
+    """The default of ``meanwhile``."""
+
+
+def fold_block(
+    value: Any, combine: Combine, slots: Any, turn: Any, threads: int, meanwhile: Callable[[], None] = nothing
+) -> Any:
     """The tree over the ``threads`` threads of a block (``check_threads``); every one of them gets the result.
 
     Every thread of the block calls it. ``slots`` is shared memory for ``2 * threads`` values; ``turn`` (i32, the same
     in the block) is 0, 1, 2, …, one more at every use of the slots: uses in a row take the two halves in turn, so the
-    one block barrier in it is enough. Orders nothing else; no peer takes part.
+    one block barrier in it is enough. Orders nothing else; no peer takes part. ``meanwhile()`` is called once, behind
+    the barrier: what else there is to do, in the shadow of the tree's latency.
     """
     width = min(fx.gpu.num_warp_threads(), threads)
     if threads > width:
@@ -61,7 +69,10 @@ def fold_block(value: Any, combine: Combine, slots: Any, turn: Any, threads: int
         slots[base + thread] = value
         fx.gpu.barrier()
         lane = base + thread % fx.Int32(width)
-        value = fold([slots[lane + fx.Int32(first)] for first in range(0, threads, width)], combine)
+        values = [slots[lane + fx.Int32(first)] for first in range(0, threads, width)]
+        meanwhile()
+        return fold_lanes(fold(values, combine), width, combine)
+    meanwhile()
     return fold_lanes(value, width, combine)
 
 
@@ -69,23 +80,33 @@ def add(left: Any, right: Any) -> Any:
     return left + right
 
 
-def _squares(fragment: Any) -> Any:
+def _squares(fragment: Any, inside: Any) -> Any:
     total = fx.Float32(0.0)
     for e in range(fragment.numel):
         total = fx.fma(fragment[e], fragment[e], total)
-    return total
+    return inside.select(total, fx.Float32(0.0))
 
 
-def sum_of_squares(row: Sequence[Any], slots: Any, turn: Any, threads: int) -> Any:
+def sum_of_squares(
+    row: Sequence[Any],
+    inside: Sequence[Any],
+    slots: Any,
+    turn: Any,
+    threads: int,
+    meanwhile: Callable[[], None] = nothing,
+) -> Any:
     """The sum (f32) of the squares of a row, the same in every thread; :func:`fold_block` has the contract.
 
-    ``row`` is this thread's fragments as f32 vectors, equally many in every thread.
+    ``row`` is this thread's fragments as f32 vectors, equally many in every thread; ``inside`` (bool): which of them
+    are in the row.
     """
-    return fold_block(fold([_squares(fragment) for fragment in row], add), add, slots, turn, threads)
+    squares = [_squares(fragment, here) for fragment, here in zip(row, inside, strict=True)]
+    return fold_block(fold(squares, add), add, slots, turn, threads, meanwhile)
 
 
 def rms_norm_row(
     row: Sequence[Any],
+    inside: Sequence[Any],
     weights: Sequence[Any],
     hidden: Any,
     eps: Any,
@@ -93,19 +114,22 @@ def rms_norm_row(
     turn: Any,
     threads: int,
     gemma: bool = False,
+    meanwhile: Callable[[], None] = nothing,
 ) -> list[Any]:
     """``row * (1 / sqrt(mean(row²) + eps)) * weight`` in f32, as f32 vectors shaped like ``row``; not rounded further.
 
-    ``row``: this thread's fragments as f32 vectors, zeros past ``hidden`` (i32, elements). ``weights``: the same
-    elements of the weight, vectors of any float type; ``gemma``: the factor is ``1 + weight``. ``eps``: f32. Called by
-    every thread of the block; contains one block barrier; ``slots`` and ``turn`` are those of :func:`fold_block`.
+    ``row``: this thread's fragments as f32 vectors; ``inside`` (bool): which of them are in the row of ``hidden``
+    (i32, or a compile-time int) elements. ``weights``: the same elements of the weight, vectors of any float type;
+    ``gemma``: the factor is ``1 + weight``. ``eps``: f32. Called by every thread of the block; contains one block
+    barrier; ``slots``, ``turn`` and ``meanwhile`` are those of :func:`fold_block`.
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. A NaN anywhere makes the whole row NaN.
     """
-    mean = sum_of_squares(row, slots, turn, threads) / hidden.to(fx.Float32)
-    scale = fx.Float32(1.0) / fx.sqrt(mean + eps)
+    total = sum_of_squares(row, inside, slots, turn, threads, meanwhile)
+    count = fx.Float32(float(hidden)) if isinstance(hidden, int) else hidden.to(fx.Float32)
+    scale = fx.Float32(1.0) / fx.sqrt(total / count + eps)
     normed = []
     for fragment, weight in zip(row, weights, strict=True):
-        factor = weight.to(fx.Float32)
+        factor = widen(weight)
         if gemma:
             factor = factor + fx.Vector.filled(factor.numel, 1.0, fx.Float32)
         normed.append(fragment * fx.Vector.filled(fragment.numel, scale, fx.Float32) * factor)

@@ -8,6 +8,9 @@ from typing import Any
 
 import flydsl.expr as fx
 
+from flycomm.primitives._override import overridable
+from flycomm.primitives.decode import widen
+
 
 def sum_in_rank_order(terms: Sequence[Any]) -> Any:
     """``((+0.0 + terms[0]) + terms[1]) + …`` in f32, ``terms[s]`` being rank ``s``'s vector of any float type.
@@ -35,6 +38,12 @@ def reduce_in_rank_order(terms: Sequence[Any], reduction: str = "sum") -> Any:
     for term in terms[1:]:
         best = fx.Vector(better(best, term.to(fx.Float32)))
     return best
+
+
+@overridable
+def rounded_sum(terms: Sequence[Any]) -> Any:
+    """:func:`sum_in_rank_order` of ``terms``, vectors of one float type, rounded to that type."""
+    return sum_in_rank_order([widen(term) for term in terms]).to(terms[0].dtype)
 
 
 def nan_unless(ok: Any, total: Any) -> Any:

@@ -7,7 +7,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from flycomm.primitives.access import store_element
-from flycomm.primitives.block_scan import read, write
+from flycomm.primitives.block_scan import Scratch, read, write
 from flycomm.primitives.candidates import ID_BITS
 from flycomm.primitives.rank import element_of, rank_of, score_of
 from flycomm.primitives.sort import sort_block
@@ -56,7 +56,7 @@ def keep(chosen: Any, room: int, i: Any, rank: Any) -> None:
 
 
 @flyc.jit
-def arrange(rule: Rule, chosen: Any, count: Any) -> None:
+def arrange(rule: Rule, chosen: Any, count: Any, scratch: Scratch) -> None:
     """Sort the first ``count`` (u32) ranks in ``chosen`` by :func:`sorted_by`, and fill what follows with 0.
 
     Every thread of the block calls it; it begins and ends with a block barrier.
@@ -68,7 +68,7 @@ def arrange(rule: Rule, chosen: Any, count: Any) -> None:
         write(chosen, i, (fx.Uint32(i) < count).select(rank, fx.Uint64(0)))
         i = i + fx.Int32(rule.threads)
     fx.gpu.barrier()
-    sort_block(chosen, rule.k, rule.threads)
+    sort_block(chosen, rule.k, ID_BITS if rule.by_score else _KEY_BITS, scratch, rule.threads)
 
 
 @flyc.jit

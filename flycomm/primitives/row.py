@@ -18,50 +18,58 @@ from flycomm.channel import FRAGMENT_BYTES
 from flycomm.primitives.access import load_fragment, store_fragment
 from flycomm.primitives.call import Call
 
-Load = Callable[[Any], Sequence[Any]]
-"""``load(row)``: this thread's fragments of row ``row`` (i32), of ``rows.element``, zeros past its end."""
-
 
 class Rows:
     """A block's rows of ``(rows, hidden)`` matrices of ``element``. Trace-time only.
 
-    ``hidden`` (i32) is a whole number of fragments, at most ``each * threads`` of them; ``rows`` (i32). Matrices are
-    contiguous and 16-byte aligned.
+    ``hidden`` (i32, or a compile-time int, which saves looking where a row ends) is a whole number of fragments, at
+    most ``each * threads`` of them; ``rows`` (i32). Matrices are contiguous and 16-byte aligned. ``single``: there are
+    no more rows than blocks, so a block has ``row``, or none, and then ``row`` is 0.
     """
 
-    def __init__(self, rows: Any, hidden: Any, element: Any, each: int, blocks: int, threads: int):
+    def __init__(
+        self, rows: Any, hidden: Any, element: Any, each: int, blocks: int, threads: int, single: bool = False
+    ):
         self.per = FRAGMENT_BYTES * 8 // element.width  # elements of a fragment
         self.rows = rows
+        self.single = single
         self.element = element
         self.each = each
         self.threads = threads
         self.blocks = fx.Int32(blocks)
         self.block = fx.Int32(fx.block_idx.x)
-        self.fragments = hidden // fx.Int32(self.per)
+        exact = hidden // self.per if isinstance(hidden, int) else 0
+        self.fragments = fx.Int32(exact) if exact else hidden // fx.Int32(self.per)
         self.row_bytes = fx.Int64(self.fragments) * fx.Int64(FRAGMENT_BYTES)
         self.places = [fx.Int32(fx.thread_idx.x) + fx.Int32(k * threads) for k in range(each)]
-        self.inside = [place < self.fragments for place in self.places]
+        self.inside = [
+            fx.Boolean(True) if (k + 1) * threads <= exact else place < self.fragments
+            for k, place in enumerate(self.places)
+        ]
+        self.mine = self.block < rows
+        self.row = self.mine.select(self.block, fx.Int32(0)) if single else self.block
+        at_hand = [inside & self.mine for inside in self.inside] if single else self.inside
+        self.near = [here.select(place, fx.Int32(0)) for here, place in zip(at_hand, self.places, strict=True)]
         self.first = self.block * fx.Int32(threads) + fx.Int32(fx.thread_idx.x)
         self.step = fx.Int32(blocks * threads)
 
     @property
     def count(self) -> Any:
         """This block's slots lie below it (i32): for ``sentinel.meet``."""
+        if self.single:
+            return self.mine.select(fx.Int32(self.each) * self.step, fx.Int32(0))
         mine = (self.rows - self.block + self.blocks - fx.Int32(1)) // self.blocks
         return mine * fx.Int32(self.each) * self.step
 
     def slots(self, row: Any) -> list[Any]:
         """The slots (i32) of this thread's fragments of row ``row`` (i32)."""
-        turn = row // self.blocks * fx.Int32(self.each)
+        turn = fx.Int32(0) if self.single else row // self.blocks * fx.Int32(self.each)
         return [self.first + (turn + fx.Int32(k)) * self.step for k in range(self.each)]
 
     def offsets(self, row: Any) -> list[Any]:
         """Where they lie, in fragments (i64) of a matrix; past the end of the row, where the row begins."""
         base = fx.Int64(row) * fx.Int64(self.fragments)
-        return [
-            base + fx.Int64(inside.select(place, fx.Int32(0)))
-            for place, inside in zip(self.places, self.inside, strict=True)
-        ]
+        return [base + fx.Int64(place) for place in self.near]
 
 
 def load_places(rows: Rows, base: Any, element: Any = None) -> list[Any]:
@@ -72,11 +80,17 @@ def load_places(rows: Rows, base: Any, element: Any = None) -> list[Any]:
     element = element or rows.element
     size = FRAGMENT_BYTES * element.width // rows.element.width
     loaded = []
-    for place, inside in zip(rows.places, rows.inside, strict=True):
-        at = base + fx.Int64(inside.select(place, fx.Int32(0))) * fx.Int64(size)
+    for place in rows.near:
+        at = base + fx.Int64(place) * fx.Int64(size)
         parts = [load_fragment(at + fx.Int64(part), element) for part in range(0, size, FRAGMENT_BYTES)]
         loaded.append(parts[0].shuffle(parts[1], list(range(rows.per))) if len(parts) == 2 else parts[0])
     return loaded
+
+
+def load_row(rows: Rows, address: Any, row: Any, element: Any = None) -> list[Any]:
+    """This thread's fragments of row ``row`` (i32) of the matrix at ``address`` (i64), as :func:`load_places`."""
+    size = rows.row_bytes * fx.Int64((element or rows.element).width // rows.element.width)
+    return load_places(rows, address + fx.Int64(row) * size, element)
 
 
 def zero_past_the_end(rows: Rows, values: Sequence[Any]) -> list[Any]:
@@ -84,13 +98,11 @@ def zero_past_the_end(rows: Rows, values: Sequence[Any]) -> list[Any]:
     return [inside.select(value, zero) for inside, value in zip(rows.inside, values, strict=True)]
 
 
-def load_row(rows: Rows, address: Any, row: Any, element: Any = None) -> list[Any]:
-    """This thread's fragments of row ``row`` (i32) of the matrix at ``address`` (i64); zeros past its end.
-
-    ``element``: of this matrix, if it is wider than ``rows.element``; as in :func:`load_places`.
-    """
-    size = rows.row_bytes * fx.Int64((element or rows.element).width // rows.element.width)
-    return zero_past_the_end(rows, load_places(rows, address + fx.Int64(row) * size, element))
+@flyc.jit
+def if_mine(rows: Rows, body: Callable[[], None]) -> None:
+    """``body()`` in blocks that have a row; of ``single`` rows."""
+    if rows.mine:
+        body()
 
 
 @flyc.jit
@@ -112,38 +124,3 @@ def post_row(rows: Rows, call: Call, post: Callable[[Call, Any, Any], None], row
     """``post(call, fragment, slot)`` of this thread's fragments of row ``row`` (i32)."""
     slots = rows.slots(row)
     if_inside(rows, lambda k: post(call, values[k], slots[k]))
-
-
-@flyc.jit
-def post_rows(rows: Rows, load: Load, post: Callable[[Any, Any], None]) -> Any:
-    """``post(row, load(row))`` for every row (i32) of the block, in order; returns the fragments of the first.
-
-    These stay in registers for :func:`finish_rows`: with no more rows than blocks, as in decode, a row is loaded once.
-    Of further ones, whose number no compiler knows, it loads again what then is in the caches. Zeros without a row.
-    """
-    first = [fx.Vector.filled(rows.per, 0.0, rows.element) for _ in rows.places]
-    row = rows.block
-    while row < rows.rows:
-        own = load(row)
-        post(row, own)
-        begins = row == rows.block
-        first = [begins.select(new, old) for new, old in zip(own, first, strict=True)]
-        row = row + rows.blocks
-    return first
-
-
-@flyc.jit
-def finish_rows(rows: Rows, first: Any, load: Load, body: Callable[[Any, Any, Any], None], turns: int) -> None:
-    """``body(row, turn, own)`` for every row (i32) of the block, in order; ``own`` is ``first``, then ``load(row)``.
-
-    ``turn`` (i32) begins at 0 and grows by ``turns``. ``load`` gives the bits that :func:`post_rows` posted.
-    """
-    row = rows.block
-    turn = fx.Int32(0)
-    own = first
-    while row < rows.rows:
-        body(row, turn, own)
-        turn = turn + fx.Int32(turns)
-        row = row + rows.blocks
-        if row < rows.rows:
-            own = load(row)

@@ -5,8 +5,7 @@ Elements reach these functions through a *fold*: ``fold(step, state)`` calls ``s
 this thread's elements and returns the last state. They may lie in registers, shared or global memory. A rank
 (:mod:`flycomm.primitives.rank`) of 0 is no element.
 
-For blocks of :mod:`flycomm.primitives.block_scan`, of which every thread makes every call. Nothing here orders global
-memory. All of it may be captured.
+For blocks of :mod:`flycomm.primitives.block_scan`, of which every thread makes every call. Orders no global memory.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.primitives.block_scan import BINS, DIGIT, GROUP, Scratch, block_scan, clear, group_or, read, write
+from flycomm.primitives.block_scan import BINS, DIGIT, GROUP, Scratch, block_scan, clear, group_max, read, write
 from flycomm.primitives.rank import element_of, ordered_key, rank_of, score_of
 
 __all__ = [
@@ -27,12 +26,14 @@ __all__ = [
     "clear",
     "compact",
     "element_of",
+    "key_range",
     "ordered_key",
     "places",
     "rank_of",
     "read",
     "refine",
     "score_of",
+    "tally",
     "write",
 ]
 
@@ -40,9 +41,10 @@ Fold = Callable[[Callable[[Any, Any], Any], Any], Any]
 
 
 @flyc.jit
-def _count(histogram: Any, floor: Any, shift: Any, prefix: Any, lower: Any, rank: Any, state: Any) -> Any:
-    if (rank >= floor) & ((rank >> shift) == prefix):
-        digit = fx.Int32(fx.Uint32(rank >> lower) & ((fx.Uint32(1) << fx.Uint32(shift - lower)) - fx.Uint32(1)))
+def _count(histogram: Any, floor: Any, base: Any, shift: Any, prefix: Any, lower: Any, rank: Any, state: Any) -> Any:
+    offset = rank - base
+    if (rank >= floor) & ((offset >> shift) == prefix):
+        digit = fx.Int32(fx.Uint32(offset >> lower) & ((fx.Uint32(1) << fx.Uint32(shift - lower)) - fx.Uint32(1)))
         fx.atomic_add(histogram + digit, fx.Uint32(1), syncscope="workgroup")
     return state
 
@@ -69,30 +71,29 @@ def _find(scratch: Scratch, need: Any, threads: int) -> Any:
     return read(found, 0), read(found, 1), read(found, 2)
 
 
-def _spread(floor: Any, index_bits: int, rank: Any, seen: Any) -> Any:
-    """Which bits of keys are 1 somewhere (upper half), and 0 somewhere."""
+def _widen(floor: Any, index_bits: int, rank: Any, seen: Any) -> Any:
+    """The greatest key (upper half), and the greatest complement of one."""
     key = fx.Uint32(rank >> fx.Uint64(index_bits))
-    both = (fx.Uint64(key) << fx.Uint64(32)) | fx.Uint64(key ^ fx.Uint32(0xFFFFFFFF))
-    return seen | (rank >= floor).select(both, fx.Uint64(0))
+    keys = [(rank >= floor).select(one, fx.Uint32(0)) for one in (key, key ^ fx.Uint32(0xFFFFFFFF))]
+    high, low = fx.arith.max(keys[0], fx.Uint32(seen >> fx.Uint64(32))), fx.arith.max(keys[1], fx.Uint32(seen))
+    return (fx.Uint64(high) << fx.Uint64(32)) | fx.Uint64(low)
 
 
 @flyc.jit
-def _common(fold: Fold, floor: Any, index_bits: int, scratch: Scratch, threads: int) -> Any:
-    """The bits that all keys begin with, as a rank without its lower bits, and how many bits those are (u64)."""
+def key_range(fold: Fold, floor: Any, index_bits: int, scratch: Scratch, threads: int) -> Any:
+    """The least and the greatest key (u32) of the block's ranks not below ``floor``; it has one. One block barrier."""
     thread = fx.Int32(fx.thread_idx.x)
     lane, group = thread % fx.Int32(GROUP), thread // fx.Int32(GROUP)
     totals = scratch.totals
-    seen = fold(partial(_spread, floor, index_bits), fx.Uint64(0))
-    halves = [group_or(half) for half in (fx.Uint32(seen >> fx.Uint64(32)), fx.Uint32(seen))]
+    seen = fold(partial(_widen, floor, index_bits), fx.Uint64(0))
+    halves = [group_max(half) for half in (fx.Uint32(seen >> fx.Uint64(32)), fx.Uint32(seen))]
     if lane == fx.Int32(0):
         write(totals, group, halves[0])
         write(totals, group + fx.Int32(GROUP), halves[1])
     fx.gpu.barrier()
-    there = lane < fx.Int32(threads // GROUP)
-    mine = there.select(lane, fx.Int32(0))
-    ones, zeros = [group_or(read(totals, mine + fx.Int32(half * GROUP))) for half in range(2)]
-    differ = fx.Uint64(fx.Uint32(32) - fx.Uint32(fx.math.ctlz(ones & zeros)))
-    return fx.Uint64(ones) >> differ, differ + fx.Uint64(index_bits)
+    mine = (lane < fx.Int32(threads // GROUP)).select(lane, fx.Int32(0))
+    greatest, turned = [group_max(read(totals, mine + fx.Int32(half * GROUP))) for half in range(2)]
+    return turned ^ fx.Uint32(0xFFFFFFFF), greatest
 
 
 @flyc.jit
@@ -101,31 +102,34 @@ def refine(
 ) -> Any:
     """A rank (u64), not below ``floor``, which at least ``need`` and at most ``room`` elements are not below.
 
-    ``total`` (u32): how many elements the block has that are not below ``floor`` (u64); others are not looked at.
+    ``total`` (u32): how many elements the block has that are not below ``floor`` (u64), or more; others do not count.
     ``need`` <= ``total`` and ``need`` <= ``room`` (u32), the same in all threads. With ``room`` = ``need`` the
-    selection is exact. If ``total`` fits, nothing is looked at; else every element once to find the bits in which keys
-    differ at all, so that digits spread, and once for each 11 bits that are needed. Each time contains block barriers.
+    selection is exact. If ``total`` fits, nothing is looked at; else every element once for the least key and the
+    greatest, between which digits are spread, and once for each 11 bits needed. Each time contains block barriers.
     The result does not depend on the order of elements. Elements that are equal in all bits are more than ``room`` if
     the last bit does not part them: who cannot exclude that (ranks that disagree) bounds what it stores.
     """
-    shift, prefix = fx.Uint64(0), fx.Uint64(0)
+    base, shift, prefix = fx.Uint64(0), fx.Uint64(0), fx.Uint64(0)
     above = fx.Uint32(0)
     inside = total
     if total > room:
-        prefix, shift = _common(fold, floor, index_bits, scratch, threads)
+        least, greatest = key_range(fold, floor, index_bits, scratch, threads)
+        base = fx.Uint64(least) << fx.Uint64(index_bits)
+        shift = fx.Uint64(fx.Uint32(32 + index_bits) - fx.Uint32(fx.math.ctlz(greatest - least)))
     while (above + inside > room) & (shift > fx.Uint64(0)):
         lower = (shift > fx.Uint64(DIGIT)).select(shift - fx.Uint64(DIGIT), fx.Uint64(0))
-        fold(partial(_count, scratch.histogram, floor, shift, prefix, lower), fx.Uint32(0))
+        fold(partial(_count, scratch.histogram, floor, base, shift, prefix, lower), fx.Uint32(0))
         fx.gpu.barrier()
         digit, greater, inside = _find(scratch, need - above, threads)
         prefix = (prefix << (shift - lower)) | fx.Uint64(digit)
         above = above + greater
         shift = lower
-    bound = prefix << shift
+    bound = base + (prefix << shift)
     return (bound > floor).select(bound, floor)
 
 
-def _tally(bound: Any, rank: Any, count: Any) -> Any:
+def tally(bound: Any, rank: Any, count: Any) -> Any:
+    """The step of a fold that counts (u32) what is not below ``bound``."""
     return count + (rank >= bound).select(fx.Uint32(1), fx.Uint32(0))
 
 
@@ -138,7 +142,7 @@ def _put(bound: Any, store: Callable[[Any, Any], None], rank: Any, place: Any) -
 
 def places(fold: Fold, bound: Any, scratch: Scratch, threads: int) -> tuple[Any, Any]:
     """Where this thread's elements not below ``bound`` go, and how many the block has: by a :func:`block_scan`."""
-    return block_scan(fold(partial(_tally, bound), fx.Uint32(0)), scratch, threads)
+    return block_scan(fold(partial(tally, bound), fx.Uint32(0)), scratch, threads)
 
 
 def compact(fold: Fold, bound: Any, place: Any, store: Callable[[Any, Any], None]) -> None:

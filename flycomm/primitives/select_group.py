@@ -8,10 +8,9 @@ lowest five bits are shuffles. The greatest comes first; 0 comes last and serves
 from collections.abc import Sequence
 from typing import Any
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.primitives.block_scan import GROUP, Scratch, read, write
+from flycomm.primitives.block_scan import GROUP
 from flycomm.primitives.norm import fold
 
 
@@ -41,12 +40,6 @@ def sorted_runs(value: Any, index: Any) -> Any:
         value = lane_steps(value, index, size, size // 2)
         size *= 2
     return value
-
-
-def sort_lanes(value: Any) -> Any:
-    """Sort one u32 a lane over a group of 32: lane 0 gets the greatest. Equal values are not told apart."""
-    lane = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP)
-    return sorted_runs(value, lane)
 
 
 def sort_group(low: Any, high: Any) -> tuple[Any, Any]:
@@ -103,34 +96,3 @@ def top_of_group(ranks: Sequence[Any], k: int) -> list[Any]:
     for distance in (16, 8, 4, 2, 1):
         best = _merged(best, [_exchanged(one, distance) for one in best], room)
     return best[:k]
-
-
-@flyc.jit
-def group_floor(ranks: Any, need: Any, index_bits: int, scratch: Scratch, threads: int) -> Any:
-    """A rank (u64) that at least ``need`` (u32) of the block's elements are not below; usually not many more are.
-
-    The key of the ``need``-th of the groups' greatest elements; with fewer groups than that, what all elements reach.
-    ``ranks``: this thread's, in registers. Costs two block barriers and no look at other threads' elements.
-    """
-    groups = threads // GROUP
-    thread = fx.Int32(fx.thread_idx.x)
-    best = ranks[0]
-    for rank in ranks[1:]:
-        best = (rank > best).select(rank, best)
-    key = fx.Uint32(best >> fx.Uint64(index_bits))
-    for distance in (16, 8, 4, 2, 1):
-        other = fx.Uint32(fx.gpu.shuffle_xor(key, distance, GROUP))
-        key = (other > key).select(other, key)
-    totals, found = scratch.totals, scratch.found
-    if thread % fx.Int32(GROUP) == fx.Int32(0):
-        write(totals, thread // fx.Int32(GROUP), key)
-    fx.gpu.barrier()
-    if thread < fx.Int32(GROUP):
-        there = thread < fx.Int32(groups)
-        sorted_key = sort_lanes(there.select(read(totals, there.select(thread, fx.Int32(0))), fx.Uint32(0)))
-        if fx.Uint32(thread + fx.Int32(1)) == need:
-            write(found, 0, sorted_key)
-    fx.gpu.barrier()
-    enough = (need > fx.Uint32(0)) & (need <= fx.Uint32(groups))
-    key = enough.select(read(found, 0), fx.Uint32(1))
-    return fx.Uint64((key > fx.Uint32(0)).select(key, fx.Uint32(1))) << fx.Uint64(index_bits)

@@ -20,7 +20,7 @@ from typing import Any
 from flycomm import env
 from flycomm.channel import MAX_WORLD
 from flycomm.errors import UsageError
-from flycomm.geometry import Geometry
+from flycomm.geometry import RESIDENT_THREADS, Geometry, row_threads
 from flycomm.tables import crossovers
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather")
@@ -65,6 +65,12 @@ class Row:
     @property
     def geometry(self) -> Geometry:
         return Geometry(self.blocks, self.threads)
+
+    @property
+    def counted(self) -> Geometry:
+        """The grid with the threads that it takes of a budget by which a compute unit holds ``RESIDENT_THREADS``."""
+        held = row_threads(self.threads) if self.op in FUSED else RESIDENT_THREADS
+        return Geometry(self.blocks, self.threads * RESIDENT_THREADS // held)
 
 
 @dataclass(frozen=True)

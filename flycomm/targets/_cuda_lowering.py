@@ -46,6 +46,7 @@ _SCOPES = {
 }
 _FOREIGN_DIALECTS = frozenset(("amdgpu", "fly", "fly_ktrace", "fly_rocdl", "rocdl"))
 _WARP = 32  # lanes
+_OWN = {"wgmma.": {"sm_90": "sm_90a"}}  # what only one chip has: PTX that says so runs on no other
 _SHARED = 3  # LLVM's number of the address space
 
 
@@ -67,6 +68,19 @@ def lower(module: ir.Module, *, libdevice: bool, resident_threads: int = 0) -> N
         module.operation.verify()
     except ir.MLIRError as error:  # as FlyDSL does for its own pipeline: it then shows the user's line
         raise DSLCompileError(str(error), diagnostics=diag_records_from_mlir_error(error)) from error
+
+
+def chip_of(module: ir.Module, arch: str) -> str:
+    """The chip to say in PTX for ``arch``: its own, if the module's inline assembly has what no other chip has."""
+    texts = [
+        ir.StringAttr(op.attributes["asm_string"]).value
+        for kernels in module.body.operations
+        if kernels.operation.name == "gpu.module"
+        for op in operations(kernels.operation)
+        if op.name == "llvm.inline_asm"
+    ]
+    chips = [own[arch] for what, own in _OWN.items() if arch in own and any(what in text for text in texts)]
+    return chips[0] if chips else arch
 
 
 def _is_of_whole_warps(op: ir.Operation) -> None:

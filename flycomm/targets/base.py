@@ -8,6 +8,7 @@ capability, or calls one of these methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -177,6 +178,14 @@ class Target(ABC):
     def raise_pending(self) -> None:
         """Raise what the last launch of this thread could not say: FlyDSL's launchers return nothing."""
         return None
+
+    def start_early(self, allowed: bool) -> Callable[[], None]:
+        """Whether kernels that wait for the one ahead of them by themselves may be launched before it has ended.
+
+        Until the function that is returned is called, once. They are if somebody allows it and nobody forbids it; a
+        graph keeps what it was captured with. Nothing on a target whose kernels always begin in turn.
+        """
+        return lambda: None
 
     def preload(self, compiled: Any, device: int) -> None:
         """Load the module of a compiled kernel onto ``device`` now, so that no later launch has to."""

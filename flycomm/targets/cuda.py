@@ -11,6 +11,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import threading
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +23,7 @@ from flydsl.compiler.backends.base import GPUTarget
 from flydsl.runtime.device_runtime import DeviceRuntime
 from flydsl.utils import env as flydsl_env
 
-from flycomm import _shim
+from flycomm import _shim, env
 from flycomm.errors import TargetError
 from flycomm.targets import _flydsl
 from flycomm.targets._shim_memory import ShimMemory
@@ -36,7 +39,8 @@ _PTX = {80: 80, 86: 80, 87: 80, 89: 80, 90: 80, 100: 86, 101: 86, 103: 88, 110: 
 def chip(capability: int) -> str:
     """The chip to compile for, for a device of that compute capability (90 for 9.0): its own, or the next older.
 
-    PTX for one chip runs on every newer one. Raises :class:`TargetError` for a device that is too old.
+    PTX for one chip runs on every newer one, unless it has what no other chip has. Raises :class:`TargetError` for a
+    device that is too old.
     """
     known = [number for number in _PTX if number <= capability]
     if not known:
@@ -73,6 +77,8 @@ def _libdevice() -> str:
 class CudaBackend(BaseBackend):
     """FlyDSL's compile backend ``cuda``; ``ARCH`` names a chip, otherwise it is the current device's."""
 
+    _chip = ""  # that the module needs which was lowered last
+
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
         return target.backend == "cuda"
@@ -104,12 +110,13 @@ class CudaBackend(BaseBackend):
         with module.context, module.operation.location:
             warps = int(compile_hints.get("waves_per_eu") or 0)
             _cuda_lowering.lower(module, libdevice=bool(_libdevice()), resident_threads=warps * _WARP * EXECUTION_UNITS)
+            self._chip = _cuda_lowering.chip_of(module, self.target.arch)
 
     def pipeline_fragments(self, *, compile_hints: dict) -> list[str]:
         from flycomm.targets import _cuda_lowering, _cuda_math
 
         arch = self.target.arch
-        return _cuda_lowering.last_passes(arch, features(arch), _libdevice(), str(_cuda_math.TOOLKIT))
+        return _cuda_lowering.last_passes(self._chip or arch, features(arch), _libdevice(), str(_cuda_math.TOOLKIT))
 
     def gpu_module_targets(self) -> list[str]:
         return []  # nvvm-attach-target sets the one that counts
@@ -146,6 +153,8 @@ class CudaTarget(Target):
     def __init__(self) -> None:
         self.memory = ShimMemory(_shim.CUDA)
         self.runtime = TorchGpuRuntime()
+        self._early: Counter[bool] = Counter()  # how many allow early starts, and how many forbid them
+        self._early_lock = threading.Lock()
 
     def availability(self) -> Availability:
         import torch
@@ -188,6 +197,18 @@ class CudaTarget(Target):
         """
         _flydsl.preload(compiled)  # makes the launcher's code, which names its module to the shim
         _shim.check(_shim.lib().fc_cuda_preload(device))
+
+    def start_early(self, allowed: bool) -> Callable[[], None]:
+        self._count_early(allowed, 1)
+        return lambda: self._count_early(allowed, -1)
+
+    def _count_early(self, allowed: bool, change: int) -> None:
+        with self._early_lock:
+            self._early[allowed] += change
+            early = env.PDL.get() and self._early[True] > 0 and self._early[False] == 0
+            start = _shim.lib().fc_cuda_start_early
+            start.argtypes, start.restype = (ctypes.c_bool,), None
+            start(early)
 
     def resident_blocks(self, compiled: Any) -> int:
         """How many blocks of a compiled kernel fit on one multiprocessor of the current device together."""

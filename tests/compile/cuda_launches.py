@@ -12,8 +12,9 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 import pytest
 
-from flycomm import targets
+from flycomm import env, targets
 from flycomm.errors import TargetError
+from flycomm.kernels import compiled, peers_placeholder, rank_barrier
 from flycomm.targets import cuda
 
 target = cuda.TARGET
@@ -181,6 +182,44 @@ def test_a_kernel_goes_with_its_launcher() -> None:
     launch._mem_cache.clear()
     launch._last_compiled = None
     assert asked() == ["unload on 0"]
+
+
+def test_only_kernels_that_wait_by_themselves_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = compiled(rank_barrier(2))
+    asked()
+
+    def launched() -> str:
+        barrier(peers_placeholder(2, 1), 0, ADDRESS, Stream())
+        kernels.add(ADDRESS, 3, 1.5, 7)
+        target.raise_pending()
+        early, plain = (line for line in asked() if "launch " in line)
+        assert plain.startswith("launch add_kernel"), "it does not wait"
+        assert ": grid 1 1 1, block 64 1 1, shared 0, stream 0x77," in early
+        return early.partition("_0 on 0")[0]
+
+    launched()  # the first one loads the module
+    assert launched() == "launch barrier", "nobody has allowed it"
+    allowed = target.start_early(True)
+    assert launched() == "early launch barrier"
+    forbidden = target.start_early(False)
+    again = target.start_early(True)
+    assert launched() == "launch barrier", "one rank of several on this device"
+    forbidden()
+    allowed()
+    assert launched() == "early launch barrier"
+    again()
+    assert launched() == "launch barrier"
+    monkeypatch.setenv(env.PDL.name, "0")
+    off = target.start_early(True)
+    assert launched() == "launch barrier"
+    off()
+    monkeypatch.delenv(env.PDL.name)
+    end = target.start_early(True)
+    ctypes.c_int.in_dll(driver, "fake_refuses_early").value = 1
+    assert launched() == "launch barrier", "refused: launched plainly"
+    ctypes.c_int.in_dll(driver, "fake_refuses_early").value = 0
+    assert launched() == "launch barrier", "and not tried again"
+    end()
 
 
 def test_capabilities() -> None:

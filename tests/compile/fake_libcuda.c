@@ -126,6 +126,19 @@ DRIVER int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, u
         note("more %d %g\n", *(int *)arguments[1], (double)*(float *)arguments[2]);
     return 0;
 }
+
+/* as in cuda.h */
+struct launch_attribute { int id; char padding[4]; union { int allowed; char bytes[64]; } value; };
+struct launch_config { unsigned grid[3], block[3], shared; void *stream; struct launch_attribute *attributes; unsigned count; };
+DRIVER int fake_refuses_early; /* set: a launch with an attribute is refused */
+DRIVER int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments, void **extra)
+{
+    if (fake_refuses_early || c->count != 1 || c->attributes->id != 6 || c->attributes->value.allowed != 1)
+        return INVALID_VALUE;
+    note("early ");
+    return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared,
+                          c->stream, arguments, extra);
+}
 DRIVER int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared)
 {
     (void)function;

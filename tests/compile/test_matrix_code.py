@@ -14,6 +14,8 @@ from flycomm import targets
 from flycomm.compile import _lowered
 from flycomm.kernels.index_scores import Scorer, best_threads, specialization
 from flycomm.primitives.index_score_keys import FORMATS, TILES
+from flycomm.primitives.index_score_warpgroup_query import rows_at_once
+from flycomm.primitives.warpgroup import HALVES
 
 BF16, F16 = (f"mma.sync.aligned.m16n8k16.row.col.f32.{one}.{one}.f32" for one in ("bf16", "f16"))
 PRODUCTS = 8  # instructions for a tile of 16 rows and 8 keys of 128 elements
@@ -25,6 +27,7 @@ REST = [
     Scorer("block_max", "e4m3fn", 4, 128, 4),
     Scorer("block_max", "bf16", 4, 128, 8),
 ]
+MORE = [(64, 64, 1), (32, 64, 4), (32, 16, 8), (16, 64, 8), (48, 128, 4)]
 CASES = [DSA, MAX, *(pytest.param(one, marks=pytest.mark.full) for one in REST)]
 
 
@@ -38,6 +41,44 @@ def ptx(scorer, chip="sm_90"):
     with targets.compiling_for("cuda", chip):
         (image,) = _lowered.lower(kernel.launcher(), kernel.placeholders()).binaries.values()
     return image.decode()
+
+
+GROUP = Scorer("dsa", "e4m3fn", 64, 64, 4, "fp8")
+GROUPS = [GROUP, *(pytest.param(Scorer("dsa", "e4m3fn", *one, "fp8"), marks=pytest.mark.full) for one in MORE)]
+
+
+@pytest.mark.parametrize("scorer", GROUPS, ids=lambda one: one.name)
+def test_four_warps_multiply_by_wgmma(scorer):
+    """Keys from registers, in one statement with the wait; loads of a step's keys before it, for the next step."""
+    text = ptx(scorer)
+    found = instructions(text)
+    at_once = rows_at_once(scorer.heads, scorer.rows)
+    products = -(-scorer.rows // at_once)
+    columns = scorer.heads * at_once
+    assert text.count(f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.e4m3.e4m3") == 4 * products
+    assert text.count("wgmma.wait_group.sync.aligned 0") == text.count("wgmma.commit_group") == products
+    assert not any(one.startswith(("mma", "cvt.rn.f16x2")) for one in found)
+    staged = -(-scorer.rows * scorer.heads * 8 // best_threads(scorer))
+    assert found["ld.global.v4.b32"] == staged + 2 * 2 * HALVES
+    assert text.index("fence.proxy.async.shared::cta") < text.rindex("bar.sync") < text.index("wgmma.fence")
+    assert ".target sm_90a\n" in text
+    assert re.search(rf"\.shared \.align 1024 \.b8 \w+\[{128 * scorer.heads * scorer.rows}\]", text)
+    assert shuffles(text) == WHOLE_WARPS
+    assert ".local" not in text
+
+
+def test_only_what_needs_it_is_for_that_chip_alone():
+    assert ".target sm_90\n" in ptx(DSA)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("scorer", GROUPS, ids=lambda one: one.name)
+def test_nothing_waits_between_products(scorer):
+    said = assemble(ptx(scorer), "sm_90a")
+    assert "serialized" not in said, said
+    spilled = re.search(r"(\d+) bytes spill stores", said)
+    assert spilled
+    assert int(spilled[1]) <= 192, said  # of what is kept over the loop
 
 
 @pytest.mark.parametrize("scorer", CASES, ids=lambda one: one.name)

@@ -25,6 +25,7 @@ KERNELS = [
     ("packets", Variant(8192), 8, 16, 256),
     ("packets", Variant(8192, experts=Experts(8, "f32", permuted=True, shared=True)), 8, 16, 256),
     ("flags", Variant(8192, experts=Experts(16, "f32", permuted=True)), 8, 64, 256),
+    ("packets", Variant(7168, exact=True, single=True), 4, 16, 256),
     ("sentinel", Variant(8192, quantize="token", normed=False, experts=Experts(8)), 2, 48, 256),
 ]
 
@@ -77,7 +78,7 @@ def _in_flight(code) -> int:
     return best
 
 
-@pytest.mark.parametrize("kernel", [marked(one, quick=one is KERNELS[3]) for one in KERNELS[1:]])
+@pytest.mark.parametrize("kernel", [marked(one, quick=one is KERNELS[-1]) for one in KERNELS if one[1].experts])
 def test_products_and_sums_of_experts_are_rounded_apart(kernel):
     """In PTX ``mul.rn`` and ``add.rn``, which ptxas may not join; the fma are those of the norm."""
     protocol, variant, *rest = kernel
@@ -85,6 +86,18 @@ def test_products_and_sums_of_experts_are_rounded_apart(kernel):
     assert _count("fma", kernel) == _count("fma", plain)
     assert _count("(?:mul|add)", kernel, rounded=False) == 0
     assert _count("mul", kernel) - _count("mul", plain) == 2 * variant.experts.topk * EACH * 8, "from post and finish"
+
+
+def test_of_few_rows_of_one_size_the_own_part_is_asked_for_first_and_rounded_by_pairs():
+    """One trip to memory before the post, and nothing after the wait that takes a quarter of the rate."""
+    code = _ptx(("sentinel", Variant(6144, exact=True, single=True), 2, 32, 256))
+    first, rest = code.split("bar.warp.sync", 1)
+    loads = re.compile(r"\bld\.global\.\S+")
+    assert len(loads.findall(first)) == 3
+    assert loads.search(rest)
+    assert "cvt.rn.bf16.f32" not in code
+    assert "cvt.rn.bf16x2.f32" in code
+    assert "cvt.rn.bf16.f32" not in _ptx(("packets", Variant(8192), 4, 16, 256))
 
 
 def _count(opcode: str, kernel, rounded: bool = True) -> int:

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import flycomm
-from flycomm import targets
 from flycomm.tables import PROTOCOLS
 from flycomm.world import World
-from tests.ranks import devices, run
+from tests.ranks import on_ranks, run, settle
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -61,10 +60,7 @@ def test_calls_with_changing_sizes(protocol):
 
 
 def test_made_and_closed_communicators_leave_nothing():
-    target = targets.active()
-
     def body(world: World) -> None:
-        target.runtime.set_device(world.device)
         before = _Footprint()
         for cycle in range(CYCLES):
             with flycomm.init(world=world, fallback="error", max_bytes=MAX_BYTES, timeout=20) as comm:
@@ -83,7 +79,7 @@ def test_made_and_closed_communicators_leave_nothing():
         assert after.mappings < before.mappings + (CYCLES - WARM_CYCLES) // 4
         world.barrier()
 
-    World.local(2, devices(2)).run(body, timeout=280)
+    on_ranks(2, body, patience=280)
 
 
 class _Footprint:
@@ -102,5 +98,5 @@ class _Footprint:
 
 def _settle(comm) -> None:
     """All ranks have done what they launched. Their streams only: the device may be waiting for another rank."""
-    torch.cuda.current_stream().synchronize()
+    settle()
     comm._session.world.barrier()

@@ -45,7 +45,8 @@ def test_one_kernel_node_and_a_thousand_replays(rows, layout):
     def body(comm):
         hidden, case = 4096, Case(layout or "dense", "bf16", 2, "f32", shared=layout == "permuted")
         calls = [Call(comm, case, rows, hidden, seed) for seed in range(STEPS)]
-        given = {"own": calls[0].own(), "residual": calls[0].residual.clone(), **calls[0].mine}
+        inputs = [{"own": call.own(), "residual": call.residual, **call.mine} for call in calls]
+        given = {name: one if one is None else one.clone() for name, one in inputs[0].items()}
         if layout == "permuted":  # ranks hold other numbers of rows from call to call
             given["expert_out"] = torch.zeros((rows * case.topk, hidden), dtype=torch.bfloat16, device=comm.device)
         names = ("expert_out", "topk_weights", "index", "shared")
@@ -57,7 +58,6 @@ def test_one_kernel_node_and_a_thousand_replays(rows, layout):
             call = comm.moe_finalize_all_reduce_rms_norm
             return call(out, weights, given["residual"], calls[0].weight, EPS, index=index, shared=shared)
 
-        inputs = [{"own": call.own(), "residual": call.residual, **call.mine} for call in calls]
         wants = [comm.all_reduce_rms_norm(one["own"], one["residual"], calls[0].weight, EPS) for one in inputs]
 
         def put(inputs):

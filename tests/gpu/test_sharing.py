@@ -10,7 +10,7 @@ import torch
 
 from flycomm import env, targets
 from tests.launch import torchrun
-from tests.ranks import rank_order_sum, run, same_bits, sample
+from tests.ranks import rank_order_sum, run, same_bits, sample, settle
 
 HERE = Path(__file__).parent
 COLLECTIVES = HERE.parent / "host" / "collective_ranks.py"
@@ -64,6 +64,7 @@ def test_virtual_ranks(sharing: str, world: int, monkeypatch: pytest.MonkeyPatch
             x = sample(comm, (size,), torch.bfloat16, seed)
             assert same_bits(comm.all_reduce(x), rank_order_sum(comm, (size,), torch.bfloat16, seed))
         comm.barrier()
+        settle()  # a copy to another GPU that waits on the stream may hold up other ranks' copies
         right = comm.get_buffer((comm.rank + 1) % comm.world_size, (1000,), torch.float32)
         right.copy_(torch.full((1000,), float(comm.rank), device=comm.device))
         comm.barrier()

@@ -15,7 +15,7 @@ from flycomm.kernels import Specialization, all_reduce_one_shot
 from flycomm.memory import SymmetricBuffer
 from flycomm.primitives import peers_type
 from flycomm.world import World
-from tests.ranks import devices
+from tests.ranks import on_ranks
 
 BLOCKS, THREADS, CAPACITY = 2, 64, 8 << 10  # of every channel; bytes of a staging slot
 SECONDS = 20  # that a wait may last
@@ -54,11 +54,5 @@ def channel(world: World, protocol: str) -> Iterator[Any]:
 
 def ranks(size: int, body: Callable[[World], Any]) -> list[Any]:
     """``body(world)`` on ``size`` virtual ranks of this run's target."""
-    target = targets.pick()
-    targets.activate(target)
-
-    def rank(world: World) -> Any:
-        target.runtime.set_device(world.device)
-        return body(world)
-
-    return World.local(size, devices=devices(size)).run(rank, timeout=120)
+    targets.activate(targets.pick())
+    return on_ranks(size, body)

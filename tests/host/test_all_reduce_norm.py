@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -88,8 +89,9 @@ class Fused:
 
 
 def sentinel_channel(comm):
-    """The channel of the table below: three buffers, filled with the sentinel."""
-    (peers,) = [peers for key, peers in comm._session.channels.peers.items() if key.wire == "sentinel"]
+    """The channel of the table below, for calls that are not captured: three buffers, filled with the sentinel."""
+    channels = comm._session.channels.peers
+    (peers,) = [peers for key, peers in channels.items() if key.wire == "sentinel" and not key.captured]
     return peers
 
 
@@ -174,6 +176,29 @@ def test_no_bit_depends_on_the_protocol_the_grid_or_the_batch():
     assert all(same_bits(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize(
+    ("world", "protocol", "dtype", "variants"),
+    [
+        (2, "sentinel", "bf16", (Variant(1024, exact=True, single=True), Variant(HIDDEN, single=True), PLAIN)),
+        (3, "packets", "f16", (Variant(1024, "f32", exact=True, single=True, quantize="group"), Variant(1024))),
+        (2, "flags", "f32", (Variant(1024, exact=True), Variant(1024, single=True, quantize="token"))),
+        (2, "packets", "bf16", (Variant(1000, exact=True, single=True, quantize="token"), Variant(HIDDEN))),
+    ],
+    ids=lambda value: value[0].name if isinstance(value, tuple) else str(value),
+)
+def test_kernels_of_one_size_and_of_few_rows_share_a_channel(world, protocol, dtype, variants):
+    """They are the formula to the bit, and a block without a row is no less in step."""
+
+    def body(kernel):
+        kernels = [Fused(kernel.comm, protocol, variant, dtype) for variant in variants]
+        for seed in range(8):
+            one = kernels[seed * seed % len(kernels)]
+            rows = seed % (BLOCKS if one.variant.single else ROWS) + 1
+            one.check(seed, rows, one.variant.hidden if one.variant.exact else (512, 1000)[seed % 2])
+
+    fused(world, protocol, body, replace(variants[0], hidden=HIDDEN, exact=False), dtype)
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_outputs_may_be_the_inputs(protocol):
     def body(kernel):
@@ -230,14 +255,15 @@ def test_epochs_wrap(protocol):
     fused(2, protocol, body)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_rank_that_does_not_come_leaves_nan_and_a_record(protocol):
+@pytest.mark.parametrize(("protocol", "single"), [*((one, False) for one in PROTOCOLS), ("packets", True)])
+def test_a_rank_that_does_not_come_leaves_nan_and_a_record(protocol, single):
     def body(kernel):
         x, residual, weight = kernel.inputs(1, 2, 1024)
         if kernel.comm.rank == 1:
             return None
-        _, out, codes, scales = kernel.launch(x, residual, weight, torch.zeros(2, device=x.device))
+        residual_out, out, codes, scales = kernel.launch(x, residual, weight, torch.zeros(2, device=x.device))
         kernel.comm._session.synchronize()
+        assert residual_out.isnan().all()
         assert out.isnan().all()
         assert scales.isnan().all()
         assert (codes == kernel.variant.fp8.nan).all()
@@ -245,7 +271,7 @@ def test_a_rank_that_does_not_come_leaves_nan_and_a_record(protocol):
             kernel.comm.check()
         return caught.value.record.peer
 
-    variant = Variant(HIDDEN, quantize="token")
+    variant = Variant(HIDDEN, quantize="token", single=single)
     assert fused(2, protocol, body, variant, timeout=0.3) == [1, None]
 
 

@@ -14,7 +14,7 @@ from flycomm.epoch import EPOCH_LAST
 from flycomm.errors import CommTimeout, ResidencyError, UsageError
 from flycomm.kernels.mono_attention_out import Layer, scratch_bytes, slot_bytes
 from flycomm.mono import AttentionOutLayer
-from tests.ranks import run, same_bits
+from tests.ranks import run, same_bits, settle, sharing
 
 EPS = 1e-5
 BLOCKS, THREADS = 2, 64
@@ -175,7 +175,7 @@ def test_epochs_wrap():
         start = EPOCH_LAST - 3
         comm._session.channels.reset(epoch=start)
         one.scratch[: 4 * 2 * BLOCKS].view(torch.int32).fill_(start - (1 << 32))
-        targets.active().runtime.synchronize(0)
+        settle()
         comm._session.world.barrier()  # of the host: a peer that is early would signal into pads that are yet reset
         return [call(one, comm, 2, seed) for seed in range(8)]
 
@@ -289,7 +289,7 @@ def test_a_rank_that_does_not_come_is_an_error_and_no_choice(protocol, math):
             return
         inputs = everything(2, layer, 1)[0][:5]
         result = one(*(tensor.to(comm.device) for tensor in inputs), eps=EPS)
-        targets.active().runtime.synchronize(0)
+        settle()
         with pytest.raises(CommTimeout):
             comm.check()
         assert result.residual_out.isnan().all()
@@ -308,7 +308,7 @@ def test_what_a_failed_wait_leaves_is_right_or_no_choice():
         for seed in range(40):
             inputs = everything(1, layer, 1, seed % 7)
             residual_out, normed, ids, weights = one(*(tensor.to(comm.device) for tensor in inputs[0][:5]), eps=EPS)
-            targets.active().runtime.synchronize(0)
+            settle()
             try:
                 comm.check()
             except CommTimeout:
@@ -333,7 +333,7 @@ def test_after_a_failure_ranks_recover():
         if comm.rank == 0:
             inputs = everything(2, layer, 1)[0][:5]
             one(*(tensor.to(comm.device) for tensor in inputs), eps=EPS)
-            targets.active().runtime.synchronize(0)
+            settle()
             with pytest.raises(CommTimeout):
                 comm.check()
         comm.recover()
@@ -345,10 +345,13 @@ def test_after_a_failure_ranks_recover():
 def test_a_grid_over_residency_is_refused(monkeypatch):
     import flycomm.mono._layer as module
 
-    monkeypatch.setattr(module, "resident_blocks", lambda kernel, target, device: 3)
+    ranks = sharing(2)
+    held = 2 * ranks - 1
+    monkeypatch.setattr(module, "resident_blocks", lambda kernel, target, device: held)
+    says = rf"{ranks} rank\(s\) .* grid of 2 blocks .* over the {held} .* at most 1 blocks"
 
     def body(comm):
-        with pytest.raises(ResidencyError, match=r"2 rank\(s\) .* grid of 2 blocks .* over the 3 .* at most 1 blocks"):
+        with pytest.raises(ResidencyError, match=says):
             AttentionOutLayer(comm, "out", of(1), THREADS)
 
     run(2, body, kernel_channels={"out": (BLOCKS, slot_bytes(of(1)))})

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from flycomm import targets
+from flycomm import tables, targets
 from flycomm.bench import cli, rows
 from flycomm.bench.subjects.exchange import FlycommExchange
 from flycomm.bench.subjects.norm import FlycommNorm
@@ -50,6 +51,21 @@ def test_a_norm_of_several_sizes(tmp_path, capsys, world, dtype):
     assert "3 × 100" in capsys.readouterr().out
 
 
+def test_a_table_of_ones_own(tmp_path):
+    """What it forces is measured, and the command says so."""
+    arch = targets.active().capabilities(0).arch
+    shipped = tables.shipped(arch)
+    row = tables.Row(tables.FUSED[0], (1, 8), "any", 4096, "packets", 1, 64, 4096)
+    path = tmp_path / "table.json"
+    kept = tuple(one for one in shipped.rows if one.op not in tables.FUSED)
+    path.write_text(replace(shipped, arch=arch, rows=(*kept, row)).to_json())
+    options = ("--table", str(path), "--no-floors", "--against", "none")
+    code, found = _bench(tmp_path, "all_reduce_norm", *SMALL["all_reduce_norm"], *options)
+    assert code == 0
+    assert [row["protocol"] for row in found] == ["packets"]
+    assert f"--table {path}" in found[0]["command"]
+
+
 def test_floors_of_a_norm_are_its_messages(tmp_path):
     code, found = _bench(tmp_path, "all_reduce_norm", *SMALL["all_reduce_norm"], "--against", "none", "--floors")
     assert code == 0
@@ -83,6 +99,13 @@ def test_an_exchange(tmp_path, world, mode, dtype):
     assert f"--exchange-mode {mode}" in row["command"]
     assert row["us"] > 0
     assert row["enqueue_us"] > 0
+
+
+def test_an_exchange_of_what_ranks_have_found(tmp_path, capsys):
+    code, (row,) = _bench(tmp_path, "topk_exchange", *SMALL["topk_exchange"], "--given", "candidates", "--world", "2")
+    assert (code, row["given"], row["correct"], row["us"] > 0) == (0, "candidates", True, True)
+    assert "--given candidates" in row["command"]
+    assert "topk_exchange all candidates, 2 ranks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", SMALL)

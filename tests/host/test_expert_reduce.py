@@ -260,6 +260,7 @@ def test_warps_of_both_widths(warp, topk, monkeypatch):
 def test_a_rank_that_does_not_come_leaves_nan():
     def body(comm):
         call = Call(comm, Case("dense", "bf16", 2, "f32"), 3, 64)
+        call()  # loads the kernel: ranks of one process do that together
         if comm.rank == 1:
             return None
         normed, residual_out = call()

@@ -21,19 +21,21 @@ from flycomm.kernels._launch import null_pointer
 from flycomm.kernels.index_scores import Scorer, best_threads, most_rows, query_dtype, specialization
 from flycomm.primitives import matrix
 from flycomm.primitives.access import DEVICE, pointer
+from flycomm.primitives.index_score import DEVIATION
 from flycomm.primitives.index_score_keys import FORMATS, WIDTH, Cache
 from flycomm.primitives.index_score_query import Query
 from flycomm.primitives.quant import native
 from tests.ranks import same_bits
 
 DSA_FP8 = Scorer("dsa", "e4m3fn", 16, 64, 2)
+DSA_GROUP = Scorer("dsa", "e4m3fn", 16, 64, 2, "fp8")
 DSA_BF16 = Scorer("dsa", "bf16", 32, 16, 2)
 DSA_FP4 = Scorer("dsa", "e2m1", 16, 64, 2)
 MAX_BF16 = Scorer("block_max", "bf16", 4, 128, 4)
 MAX_FP8 = Scorer("block_max", "e4m3fn", 4, 256, 4)
 SENTINEL = 12345.0
 MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-F32, FP8_UNITS = 2.0**-16, 2.0**-10  # of a score's sum of magnitudes; the second for 8-bit matrix units
+FP8_UNITS = 2.0**-10  # of AMD's 8-bit matrix units, as DEVIATION
 
 
 @pytest.fixture(autouse=True)
@@ -115,14 +117,14 @@ class Case:
         return keys, factors
 
     def expected(self, scale):
-        """Scores, and the sum of magnitudes that each is made of; NaN where there is none."""
+        """Scores, and what DEVIATION is a part of; NaN where there is none."""
         heads = 1 if self.scorer.kind == "dsa" else self.scorer.heads
         scores = torch.full((self.rows * heads, self.columns), float("nan"), dtype=torch.float64)
         sizes, row = scores.clone(), 0
         for lengths, (keys, factors) in zip(self.lengths, self.keys, strict=True):
             for length in lengths:
                 q = self.queries[row].double()
-                products, magnitudes = q @ keys.T, q.abs() @ keys.abs().T
+                products, magnitudes = q @ keys.T, q.norm(dim=1)[:, None] * keys.norm(dim=1)
                 if self.scorer.kind == "dsa":
                     w = self.weights[row].double()
                     k_scale = torch.ones(keys.shape[0]) if isinstance(factors, float) else factors[:, 0]
@@ -144,8 +146,9 @@ def handle(scorer, blocks, threads, warp):
     return flyc.compile(kernel.launcher(), *kernel.placeholders())
 
 
-def run(target, case, blocks=3, threads=64, scale=0.5, warp=0, requests=None, pages=None):
+def run(target, case, blocks=3, threads=0, scale=0.5, warp=0, requests=None, pages=None):
     """The plane of scores with its rows' stride, :data:`SENTINEL` where nothing was stored."""
+    threads = threads or (128 if case.scorer.math == "fp8" else 64)
     device = target.runtime.torch_device_type
     counts = torch.tensor([len(one) for one in case.lengths], dtype=torch.int32)
     lengths = torch.tensor([length for one in case.lengths for length in one], dtype=torch.int32)
@@ -190,7 +193,7 @@ def check(target, case, scale=0.5, **options):
     if case.whole:
         assert torch.equal(found[~none[:, : case.columns]], want[~want.isnan()])
     units = target.name == "rocm" and FORMATS[case.scorer.cache].element == native(target.capabilities(0).arch)
-    limit = FP8_UNITS if units else F32
+    limit = FP8_UNITS if units else DEVIATION[case.scorer.math]
     assert ((found - want).abs() <= limit * sizes)[~want.isnan()].all()
     return got
 
@@ -200,6 +203,7 @@ RAGGED = [[100, 99], [0], [37, 38, 39, 40, 41], [], [7, 0, 64]]
 BLOCKS = [[300, 299, 128, 129], [1], [], [0, 257, 128, 127, 5], [512]]
 CASES = [
     Case(DSA_FP8, RAGGED),
+    Case(DSA_GROUP, RAGGED),
     Case(DSA_BF16, RAGGED, page_first=1, page_step=2),
     Case(DSA_FP4, RAGGED, gap=16),
     Case(MAX_BF16, BLOCKS),
@@ -218,25 +222,25 @@ def some(count, *cases):
     )
 
 
-@some(4, *CASES)
+@some(5, *CASES)
 def test_scores_are_near_f64(target, case):
     check(target, case)
 
 
-@some(3, CASES[0], CASES[2], CASES[3])
+@some(4, CASES[0], CASES[1], CASES[3], CASES[4])
 def test_scores_of_whole_numbers_are_exact(target, case):
     check(target, replace(case, whole=True, seed=1))
 
 
-@some(1, CASES[0], CASES[3])
+@some(2, CASES[0], CASES[1], CASES[4])
 def test_no_bit_depends_on_pages_and_grid(target, case):
     """The same keys in other pages, and on another grid."""
     first = run(target, case)
-    shuffled = run(target, replace(case, page_first=2, page_step=2, gap=64), blocks=5, threads=128)
+    shuffled = run(target, replace(case, page_first=2, page_step=2, gap=64), blocks=5, threads=256)
     assert same_bits(first, shuffled)
 
 
-@some(2, CASES[0], CASES[3])
+@some(3, CASES[0], CASES[4], CASES[1])
 def test_no_bit_depends_on_the_rank_that_scores(target, case):
     """Each of two ranks scores every second page of a request: together they are what one makes of it alone."""
     page = case.scorer.page
@@ -256,7 +260,7 @@ def test_no_bit_depends_on_the_rank_that_scores(target, case):
 
 
 @pytest.mark.host_only
-@some(2, CASES[0], CASES[3], CASES[2])
+@some(2, CASES[0], CASES[4], CASES[3])
 def test_waves_of_64_lanes(target, case, monkeypatch):
     monkeypatch.setenv("FLYCOMM_HOST_WARP", "64")
     check(target, case, warp=64, threads=128)
@@ -264,7 +268,7 @@ def test_waves_of_64_lanes(target, case, monkeypatch):
 
 def test_nan_stays_with_its_key(target):
     """relu and max keep it: it ranks last, and no other score has it."""
-    for case in (Case(DSA_FP8, [[70]], seed=3), Case(MAX_BF16, [[300]], seed=3)):
+    for case in (Case(DSA_FP8, [[70]], seed=3), Case(DSA_GROUP, [[70]], seed=3), Case(MAX_BF16, [[300]], seed=3)):
         clean = run(target, case)
         page, slot = case.table[0, 0].item(), 33
         case.pages[page, slot * case.token_stride : slot * case.token_stride + 2] = 0xFF
@@ -276,10 +280,11 @@ def test_nan_stays_with_its_key(target):
 
 
 @pytest.mark.host_only
-def test_keys_beyond_the_length_are_not_even_read(target):
+@pytest.mark.parametrize("scorer", [DSA_FP8, DSA_GROUP], ids=lambda one: one.math)
+def test_keys_beyond_the_length_are_not_even_read(target, scorer):
     """The last key of the last page ends where memory that nobody may read begins; its scales lie before it."""
     length = 41
-    case = Case(DSA_FP8, [[length, 3]], seed=4)
+    case = Case(scorer, [[length, 3]], seed=4)
     page_bytes = case.page_stride
     boundary = -(-2 * page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, boundary + mmap.PAGESIZE)
@@ -383,12 +388,17 @@ def test_what_cannot_be_scored():
         (("dsa", "bf16", 24, 64), "24 index heads of dsa are not a multiple of 16"),
         (("block_max", "bf16", 4, 64), "pages of 64 tokens do not hold blocks of 128"),
         (("dsa", "bf16", 64, 64, 4), "65536 bytes, at most 32768 fit"),
+        (("dsa", "e4m3fn", 64, 64, 4, "f16"), "math='f16' is not one of f32, fp8"),
+        (("dsa", "bf16", 64, 64, 2, "fp8"), "not for 64 heads of dsa and a bf16 cache"),
+        (("dsa", "e4m3fn", 144, 64, 1, "fp8"), "at most 128 heads"),
     ]
     for arguments, message in refused:
         with pytest.raises(UsageError, match=message):
             Scorer(*arguments)
     with pytest.raises(UsageError, match="1 × 96"):
         specialization(MAX_BF16, 1, 96)
+    with pytest.raises(UsageError, match="192 threads a block for fp8 scores; use a multiple of 128"):
+        specialization(DSA_GROUP, 1, 192)
     assert [most_rows(one, 64) for one in FORMATS] == [2, 4, 4, 2]
 
 
@@ -400,6 +410,15 @@ def test_what_cannot_be_scored():
 def test_every_dsa(target, name, page, heads):
     lengths = [*RAGGED, [129], [192, 191, 190, 189]]
     check(target, Case(Scorer("dsa", name, heads, page, most_rows(name, heads)), lengths, seed=heads))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("heads", "rows"), [(16, 1), (16, 3), (16, 8), (32, 4), (48, 3), (64, 1), (64, 4), (128, 2)])
+@pytest.mark.parametrize("page", [1, 24, 64, 128])
+def test_every_dsa_of_warpgroups(target, page, heads, rows):
+    lengths = [*RAGGED, [129], [192, 191, 190, 189]]
+    check(target, Case(Scorer("dsa", "e4m3fn", heads, page, rows, "fp8"), lengths, seed=heads), threads=256)
 
 
 @pytest.mark.full

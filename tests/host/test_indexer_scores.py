@@ -52,11 +52,15 @@ def test_equals_one_rank_that_scores_everything(case, format):
 
 
 @pytest.mark.parametrize(
-    ("case", "format"),
-    [(DSA_CASE, "e4m3fn"), (replace(BLOCK_CASE, cache="replicated"), "bf16")],
-    ids=["dsa", "block_max"],
+    ("case", "format", "math"),
+    [
+        (DSA_CASE, "e4m3fn", "f32"),
+        (replace(DSA_CASE, granule=64), "e4m3fn", "fp8"),
+        (replace(BLOCK_CASE, cache="replicated"), "bf16", "auto"),
+    ],
+    ids=["dsa", "dsa-fp8", "block_max"],
 )
-def test_shared_or_alone_the_bits_are_the_same(case, format):
+def test_shared_or_alone_the_bits_are_the_same(case, format, math):
     """Of numbers whose sums are rounded."""
     case = replace(case, whole=False)
 
@@ -64,7 +68,8 @@ def test_shared_or_alone_the_bits_are_the_same(case, format):
         found = []
         for parallel in (True, False):
             one = replace(case, parallel=parallel)
-            found.append(oracle.call(_made(comm, one, format, scale=0.3), comm, one, partial(packed, format=format)))
+            indexer = _made(comm, one, format, scale=0.3, math=math)
+            found.append(oracle.call(indexer, comm, one, partial(packed, format=format)))
         for one, other in zip(*found, strict=True):
             assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
         assert (found[0][1] >= 0).any()

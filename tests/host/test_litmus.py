@@ -17,9 +17,8 @@ from flycomm.kernels.litmus import litmus
 from flycomm.litmus import cli, verdict
 from flycomm.litmus.run import Result, Settings, pairings, roles
 from flycomm.litmus.run import run as run_litmus
-from flycomm.world import World
 from tests.launch import torchrun
-from tests.ranks import devices, run
+from tests.ranks import on_ranks, run
 
 CASES = verdict.CASES
 HOST = pytest.mark.host_only  # where a seed, and not a chip, decides what is seen
@@ -29,9 +28,7 @@ def results(size: int, rounds: int, cases: Any = CASES, seed: int = 1) -> list[R
     target = targets.pick()
     targets.activate(target)
     settings = Settings(target, tuple(cases), rounds, seed, 20.0)
-    first, *others = World.local(size, devices=devices(size)).run(
-        lambda world: run_litmus(world, settings), timeout=120
-    )
+    first, *others = on_ranks(size, lambda world: run_litmus(world, settings))
     assert all(other == first for other in others), "all ranks have the counts of all"
     return first
 

@@ -15,7 +15,7 @@ from flycomm.errors import CommTimeout, ResidencyError, UsageError
 from flycomm.kernels.mono_ffn import Layer, scratch_bytes, slot_bytes
 from flycomm.mono import FfnLayer
 from flycomm.primitives.block_product import window_of
-from tests.ranks import run, same_bits
+from tests.ranks import run, same_bits, settle, sharing
 
 HIDDEN, INTER, OUT = 256, 128, 96
 BLOCKS, THREADS = 2, 128
@@ -164,7 +164,7 @@ def test_epochs_wrap():
         start = EPOCH_LAST - 3
         comm._session.channels.reset(epoch=start)
         layer.scratch[: 4 * 2 * BLOCKS].view(torch.int32).fill_(start - (1 << 32))
-        targets.active().runtime.synchronize(0)
+        settle()
         comm._session.world.barrier()  # of the host: a peer that is early would signal into pads that are yet reset
         return [call(layer, comm, 2, seed, SMALL) for seed in range(8)]
 
@@ -224,7 +224,7 @@ def test_a_rank_that_does_not_come_is_an_error_and_nan(protocol, math):
         if comm.rank == 1:
             return
         out, _ = layer(*inputs, EPS)
-        targets.active().runtime.synchronize(0)
+        settle()
         with pytest.raises(CommTimeout):
             comm.check()
         assert out.isnan().all()
@@ -240,7 +240,7 @@ def test_what_a_failed_wait_leaves_is_right_or_nan():
         for seed in range(60):
             inputs = [one.to(comm.device) for one in everything(1, 1, seed % 7, *shape)[0]]
             results = layer(*inputs, EPS)
-            targets.active().runtime.synchronize(0)
+            settle()
             try:
                 comm.check()
             except CommTimeout:
@@ -260,7 +260,7 @@ def test_after_a_failure_ranks_recover():
         comm.check()
         if comm.rank == 0:
             layer(*inputs, EPS)
-            targets.active().runtime.synchronize(0)
+            settle()
             with pytest.raises(CommTimeout):
                 comm.check()
         comm.recover()
@@ -282,10 +282,13 @@ def test_layers_of_two_classes_take_turns_on_one_channel():
 def test_a_grid_over_residency_is_refused(monkeypatch):
     import flycomm.mono._layer as module
 
-    monkeypatch.setattr(module, "resident_blocks", lambda kernel, target, device: 3)
+    ranks = sharing(2)
+    held = 2 * ranks - 1
+    monkeypatch.setattr(module, "resident_blocks", lambda kernel, target, device: held)
+    says = rf"{ranks} rank\(s\) .* grid of 2 blocks .* over the {held} .* at most 1 blocks"
 
     def body(comm):
-        with pytest.raises(ResidencyError, match=r"2 rank\(s\) .* grid of 2 blocks .* over the 3 .* at most 1 blocks"):
+        with pytest.raises(ResidencyError, match=says):
             FfnLayer(comm, "ffn", Layer(*SMALL, 1), 64)
 
     run(2, body, kernel_channels={"ffn": (BLOCKS, slot_bytes(Layer(*SMALL, 1)))})

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from flycomm import targets
 from flycomm.epoch import EPOCH_LAST
 from flycomm.errors import CommTimeout, UsageError
 from flycomm.indexer import IndexScores
@@ -19,7 +18,7 @@ from flycomm.kernels.mono_indexer import slot_bytes
 from flycomm.mono import IndexerLayer
 from tests import indexer_oracle as oracle
 from tests.indexer_oracle import BLOCKS, TOKENS, Case
-from tests.ranks import run, same_bits
+from tests.ranks import run, same_bits, settle
 
 THREADS = 64
 INNER, OUT = 64, 48
@@ -36,17 +35,18 @@ def blocks_of(case):
     return max(17, case.rows * case.indexer.lists + 1)
 
 
-def indexed(case, body, blocks=None, threads=THREADS, **options):
+def indexed(case, body, blocks=None, threads=THREADS, math="auto", **options):
     """``body(layer, comm)`` on every rank; the results in rank order."""
     blocks = blocks or blocks_of(case)
+    math = "f32" if threads % 128 else math  # else scores are by groups of so many threads
 
     def rank(comm):
-        scorer = IndexScores(comm, case.indexer, FORMATS[case.indexer.kind], case.heads, case.page)
+        scorer = IndexScores(comm, case.indexer, FORMATS[case.indexer.kind], case.heads, case.page, math=math)
         indexer = oracle.made(comm, case, scorer)
         return body(IndexerLayer(comm, "indexer", indexer, INNER, OUT, threads), comm)
 
     channels = {"indexer": (blocks, slot_bytes(blocks, case.indexer.k))}
-    return run(case.world, rank, kernel_channels=channels, **(case.options | options))
+    return run(case.world, rank, kernel_channels=channels, **(case.beside(blocks) | options))
 
 
 def inputs(comm, case):
@@ -125,6 +125,12 @@ def test_equals_decode_and_one_rank_that_scores_everything(case):
     indexed(case, partial(check_all, oracle.several(case, 2), decode=decode), threads=threads_of(case))
 
 
+@pytest.mark.full
+def test_scores_by_groups_of_four_warps():
+    for case in (replace(OF_TOKENS, world=2, whole=False), replace(LONG, world=2)):
+        indexed(case, partial(check_all, oracle.several(case, 2)), threads=128, math="fp8")
+
+
 def test_long_rows_are_listed_by_all_blocks():
     """More blocks than steps of keys in the shorter sequences: some have no run of them."""
     indexed(LONG, lambda layer, comm: check(layer, comm, LONG, decode=False))
@@ -177,7 +183,7 @@ def test_epochs_and_tags_wrap(epoch):
     def body(layer, comm):
         comm._session.channels.reset(epoch=epoch)
         layer.scratch.view(torch.int32).fill_(epoch - (1 << 32) if epoch >> 31 else epoch)
-        targets.active().runtime.synchronize(0)
+        settle()
         comm._session.world.barrier()  # of the host: a peer that is early would push into slots that are yet reset
         for seed in range(10):
             check(layer, comm, replace(fewer if seed % 3 else case, seed=seed), decode=False)
@@ -208,7 +214,7 @@ def test_a_missing_rank_ends_in_a_timeout_and_recover_helps(case):
         if comm.rank != 1:
             x = inputs(comm, replace(case, seed=1))
             scores, ids, counts, projected = call(layer, comm, case, x)
-            targets.active().runtime.synchronize(0)
+            settle()
             with pytest.raises(CommTimeout) as caught:
                 comm.check()
             assert caught.value.record.phase in ("candidate", "token", "ready")
@@ -236,7 +242,7 @@ def test_what_a_failed_wait_leaves_is_right_or_nothing():
             if comm.rank == seed % 3:
                 time.sleep(0.01)
             found = call(layer, comm, step, x)
-            targets.active().runtime.synchronize(0)
+            settle()
             assert same_bits(found[3], projection_of(x))
             scores, ids, counts = (one.cpu().numpy() for one in found[:3])
             bad = counts < 0
@@ -271,8 +277,8 @@ def test_what_cannot_be_is_refused_in_a_sentence():
             with pytest.raises(UsageError, match=says):
                 IndexerLayer(comm, "indexer", parallel, *arguments)
 
-    channels = {"indexer": (30, slot_bytes(30, 3)), "few": (8, slot_bytes(8, 3)), "narrow": (30, 1024)}
-    run(2, body, kernel_channels=channels, **case.options)
+    channels = {"indexer": (17, slot_bytes(17, 3)), "few": (8, slot_bytes(8, 3)), "narrow": (17, 1024)}
+    run(2, body, kernel_channels=channels, **case.beside(17 + 8 + 17))
 
 
 def test_a_plan_of_another_kind_is_refused():

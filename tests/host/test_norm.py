@@ -12,7 +12,8 @@ from flycomm import targets
 from flycomm.errors import UsageError
 from flycomm.kernels._launch import null_pointer
 from flycomm.primitives import norm
-from flycomm.primitives.row import Rows, finish_rows, load_row, post_rows, store_row
+from flycomm.primitives.row import Rows, load_row, store_row
+from flycomm.primitives.row_loop import finish_rows, post_rows
 from tests.host.norm_reference import rms_norm, rms_norm_exact, sum_of_squares
 from tests.ranks import same_bits
 
@@ -27,8 +28,8 @@ def target():
     return chosen
 
 
-def _squares(values, weights, hidden, eps, slots, turn, threads, gemma):
-    total = norm.sum_of_squares(values, slots, turn, threads)
+def _squares(values, inside, weights, hidden, eps, slots, turn, threads, gemma):
+    total = norm.sum_of_squares(values, inside, slots, turn, threads)
     return [fx.Vector.filled(value.numel, total, fx.Float32) for value in values]
 
 
@@ -50,7 +51,7 @@ def kernel(dtype, weight_dtype, threads, each, gemma, warp, squares, blocks=2):
 
         def body(row, turn, own):
             values = [value.to(fx.Float32) for value in own]
-            normed = result(values, weights, hidden, eps, slots, turn, threads, gemma)
+            normed = result(values, rows.inside, weights, hidden, eps, slots, turn, threads, gemma)
             store_row(rows, out, row, [value.to(element) for value in normed])
 
         first = post_rows(rows, load, lambda row, own: None)

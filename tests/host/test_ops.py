@@ -12,7 +12,7 @@ import torch
 
 import flycomm.ops  # noqa: F401  (registers the ops)
 from flycomm.errors import ClosedError, UsageError
-from tests.ranks import rank_order_sum, run, same_bits, sample
+from tests.ranks import rank_order_sum, run, same_bits, sample, settle
 
 
 def test_the_three_forms():
@@ -95,6 +95,7 @@ def test_signals_order_what_is_put_into_buffers():
         mine = comm.get_buffer(rank, (2, 64), torch.float32)
         theirs = comm.get_buffer(right, (2, 64), torch.float32)
         for turn in range(20):
+            settle()  # a copy to another GPU that waits on the stream may hold up other ranks' copies
             theirs[turn % 2].copy_(torch.full((64,), 100.0 * turn + rank, device=comm.device))
             comm.put_signal(right, 3)
             comm.wait_signal(left, 3)

@@ -18,6 +18,11 @@ from tests.ranks import run, same_bits, sample
 SIZE = 2001  # elements; one piece in place
 
 
+def load(comm, one, in_place):
+    """The kernel, on all ranks: those of one process load it together, and one that does not come loads nothing."""
+    comm._collectives._make_symmetric(one.tensor, one._rotated, "sum", in_place, 0, False)
+
+
 def reduce(one, in_place):
     return one.all_reduce_() if in_place else one.all_reduce()
 
@@ -32,6 +37,7 @@ def test_a_late_rank_does_not_succeed_with_the_memory_of_one_that_gave_up(in_pla
         row = comm._collectives._routes["all_reduce", False][-1]
         segment = session.channels.segment(key_of(row, 0, False), 1)
         one = comm.empty((SIZE,), torch.float32)
+        load(comm, one, in_place)
         for gave_up in (False, True):
             one.tensor.fill_(comm.rank + 1.0)
             session.synchronize()
@@ -61,6 +67,7 @@ def test_a_late_rank_does_not_succeed_with_the_memory_of_one_that_gave_up(in_pla
 def test_a_missing_rank_and_recover(in_place):
     def body(comm):
         one = comm.empty((3001,), torch.float32)
+        load(comm, one, in_place)
         one.tensor.copy_(sample(comm, (3001,), torch.float32, 0))
         want = sum(sample(comm, (3001,), torch.float32, 0, rank) for rank in range(3))
         started = time.monotonic()

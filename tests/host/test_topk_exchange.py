@@ -76,6 +76,12 @@ def test_all_winners_on_one_rank():
     run(4, check_all, several(case, 2), **case.options)
 
 
+def test_the_best_of_a_rank_that_lie_apart():
+    """In 64 parts of a block, mostly one in each of 16: who took one too few would be short of one in most rows."""
+    case = Case(world=1, k=16, rows=16, keys=1000, kind="normal", lengths="all")
+    run(1, check_all, several(case, 2), **case.options)
+
+
 def test_scores_of_a_narrow_range_overflow_a_coarse_bin():
     """Thousands of scores in [1, 1.245) share sign, exponent and the first bits of the mantissa."""
     case = Case(world=2, k=512, rows=2, keys=6000, kind="narrow", lengths="all")
@@ -86,6 +92,22 @@ def test_scores_of_a_narrow_range_overflow_a_coarse_bin():
 def test_candidates_of_another_kernel_and_local_lengths(given):
     case = Case(world=3, k=40, rows=5, keys=900, granule=64, given=given, local_lengths=True, tie_break="high")
     run(3, check_all, several(case, 3), **case.options)
+
+
+@pytest.mark.parametrize(
+    ("k", "mode", "order", "algo"),
+    [
+        (40, "owner", "index", "push"),
+        (300, "all", "score", "push"),
+        pytest.param(600, "all", "index", "split", marks=pytest.mark.full),
+        pytest.param(2048, "shard", "score", "push", marks=pytest.mark.full),
+        pytest.param(2048, "all", "score", "push", marks=pytest.mark.full),
+    ],
+)
+def test_candidates_of_another_kernel_in_any_order(k, mode, order, algo):
+    """Rows with fewer keys than k have ids of -1 anywhere among the others."""
+    case = Case(world=2, k=k, rows=5, keys=4 * k, granule=64, given=True, mode=mode, order=order, algo=algo)
+    run(2, check_all, several(case, 2) + several(replace(case, shuffled=True), 2), **case.options)
 
 
 @pytest.mark.parametrize(("mode", "granule"), [("all", 1), ("shard", 64), ("owner", 0)])

@@ -230,11 +230,13 @@ def test_other_arguments_on_another_rank_are_found(case):
     ],
 )
 def test_how_a_rank_reads_its_scores_does_not_show_on_the_wire(algo, mode, k):
-    """Other numbers of columns, alignments and sources on each rank: other kernels, one protocol."""
+    """Other numbers of columns, alignments and sources on each rank: other kernels, one protocol. All ranks have made a
+    call from either source before: ranks of one process load kernels together."""
     case = Case(world=3, k=k, rows=2, keys=360, granule=0, mode=mode, kind="levels", lengths="all", algo=algo)
     forms = [replace(case, wide=False), replace(case, given=True), case]
 
     def body(comm):
+        check_all(comm, [replace(form, seed=9) for form in forms[1:]])
         for turn in range(3):
             check(comm, replace(forms[(comm.rank + turn) % 3], seed=turn))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from flycomm.indexer.shard import ShardLayout
@@ -14,14 +15,15 @@ from flycomm.kernels._topk_exchange_plan import MAX_ROWS, k_class
 from flycomm.ops.topk import topk_local
 from flycomm.topk import topk_exchange
 from tests import topk_oracle as oracle
-from tests.ranks import DTYPES
+from tests.ranks import DTYPES, resident_rows
 
 _SLACK = 5  # columns that no row reaches
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call. ``keys``: of the whole sequence. ``granule`` 0: contiguous. ``given``: by way of a local top-k."""
+    """A call. ``keys``: of the whole sequence. ``granule`` 0: contiguous. ``given``: by way of a local top-k, whose
+    results are ``shuffled`` or in order."""
 
     world: int = 2
     k: int = 16
@@ -36,6 +38,7 @@ class Case:
     lengths: str = "ragged"  # or "all", "zero", "first": those of rank 0, if granule is 0
     forced: tuple[int, int] = (0, 0)
     given: bool = False
+    shuffled: bool = False
     wide: bool = True
     local_lengths: bool = False
     owners: tuple[int, ...] = ()
@@ -51,6 +54,9 @@ class Case:
         """Of ``tests.ranks.run``."""
         rows = 4 if self.world == 8 and self.rows <= 4 else 16  # eight virtual ranks may share a GPU
         rows = rows if self.rows <= 16 else MAX_ROWS[k_class(self.k)]
+        rows = resident_rows(self.world, rows, self.k)
+        if self.algo in ("push", "split") and rows < self.rows <= MAX_ROWS[k_class(self.k)]:
+            pytest.skip(f"{self.world} ranks on these devices push {rows} rows at a time, not {self.rows}")
         return {"topk": (rows, self.k), "max_bytes": (8 if self.k <= 64 else 64) << 20}
 
     def visible(self) -> np.ndarray:
@@ -104,6 +110,9 @@ def call(comm: Any, case: Case) -> tuple[np.ndarray, ...]:
         options["owners"] = torch.tensor(case.owners, dtype=torch.int32, device=comm.device)
     if case.given:
         best, ids, _ = topk_local(x, case.k, own.to(comm.device), "score", case.tie_break)
+        if case.shuffled:
+            places = np.random.default_rng(100 * comm.rank + case.seed).permutation(case.k)
+            best, ids = (one[:, torch.from_numpy(places).to(comm.device)].contiguous() for one in (best, ids))
         found = topk_exchange(comm._session, best, case.k, ids=ids, **options)
     else:
         if case.local_lengths:

@@ -91,7 +91,7 @@ def test_files_of_before_lack_the_newer_keys(tmp_path):
     path = tmp_path / "results.jsonl"
     (row,) = rows.of_case(COMMON, CASE, "flags", RIGHT, {})
     newer = {"reduction", "straggler_us", "spread_us", "enqueue_us", "baseline_spread_us", "baseline_enqueue_us"}
-    newer |= {"rows", "hidden", "columns", "k", "exchange_mode"}
+    newer |= {"rows", "hidden", "columns", "k", "exchange_mode", "given"}
     path.write_text(json.dumps({key: value for key, value in row.items() if key not in newer}))
     assert rows.load(path) == [row]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_a_rank_gets_every_row_or_its_own_or_its_own_keys():
     assert scores.tolist() == [[8.0, none, none], [6.0, 5.0, 4.0]]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_candidates_are_a_ranks_own_best_in_order_and_the_result_is_that_of_all_scores(dtype):
+    case = replace(EXCHANGE, dtype=dtype, given="candidates")
+    for rank in range(2):
+        whole = exchange.ExchangeProblem(_context(rank=rank), replace(EXCHANGE, dtype=dtype))
+        found = exchange.ExchangeProblem(_context(rank=rank), case)
+        for scores, chosen in zip(whole.inputs, found.inputs, strict=True):
+            assert (scores.ids, chosen.scores.dtype, chosen.ids.dtype) == (None, torch.float32, torch.int32)
+            assert torch.equal(chosen.scores, scores.scores.float().gather(1, chosen.ids.long()))
+            assert torch.equal(chosen.scores, torch.topk(scores.scores.float(), 5).values)
+        assert all(map(torch.equal, found._expected[0].ids, whole._expected[0].ids))
+
+
 @pytest.mark.parametrize("kind", [topk.TopkProblem, exchange.ExchangeProblem])
 def test_a_selection_that_is_wrong_in_one_id_score_or_count_is_found(kind):
     problem = kind(_context(), EXCHANGE)
@@ -157,6 +171,9 @@ def test_rows_have_the_measures_of_their_subject():
     assert (row["rows"], row["hidden"], row["columns"], row["k"]) == (3, None, 40, 5)
     assert (row["bytes"], row["exchange_mode"], row["baseline"]) == (480, "all", "separate")
     assert [labels.size(row), labels.collective(row)] == ["3 × 40, k 5", "topk_exchange all"]
+    (other,) = _rows("topk_exchange", replace(EXCHANGE, given="candidates"))
+    assert labels.collective(other) == "topk_exchange all candidates"
+    assert len(compare.compare([row, other], [row, other], whole=True).lines) == 4, "ours and a baseline of each"
     (row,) = _rows("all_reduce_norm", NORM)
     assert [labels.size(row), labels.collective(row)] == ["4 × 64", "all_reduce_norm"]
 

@@ -97,6 +97,7 @@ def test_what_is_measured_without_a_word_of_sizes():
         ("all_reduce_norm", "--rows", "1,4", "--hidden", "64"),
         ("topk", "--rows", "2", "--columns", "64,65", "--k", "1,2"),
         ("topk_exchange", "--rows", "2", "--columns", "64", "--k", "3", "--exchange-mode", "shard", "--algo", "push"),
+        ("topk_exchange", "--rows", "2", "--columns", "64", "--k", "3", "--given", "candidates"),
     ],
 )
 def test_the_words_of_cases_give_them_again(words):
@@ -111,6 +112,7 @@ def test_the_words_of_cases_give_them_again(words):
         (["all_reduce", "--rows", "4"], ["--rows 4 means nothing to all_reduce", "--bytes"]),
         (["topk", "--bytes", "2KiB"], ["--bytes 2KiB means nothing to topk", "--rows, --columns, --k"]),
         (["topk", "--exchange-mode", "all"], ["--exchange-mode all means nothing to topk"]),
+        (["topk", "--given", "candidates"], ["--given candidates means nothing to topk"]),
         (["all_reduce_norm", "--k", "4"], ["--k 4 means nothing to all_reduce_norm", "--hidden"]),
         (["all_reduce_norm", "--rows", "0"], ["--rows 0", "at least 1"]),
         (["all_reduce_norm", "--rows", "1,-4"], ["--rows -4"]),

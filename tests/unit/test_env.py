@@ -34,6 +34,7 @@ def test_unset_gives_the_default(variable: env.Variable, unset: str | None, monk
         (env.DEBUG, "False", False),
         (env.HOST_WEAK, "1", True),
         (env.HOST_WEAK, "0", False),
+        (env.PDL, "0", False),
         (env.HOST_SEED, "7", 7),
         (env.HOST_WARP, "64", 64),
         (env.HOST_THREADS, "3", 3),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from flycomm.errors import ResidencyError
-from flycomm.geometry import Geometry
+from flycomm.geometry import EARLY_THREADS, Geometry
 from flycomm.kernels._topk_exchange_plan import as_counted, lane_channels
 from flycomm.layout import plan_layout
 from flycomm.residency import Residency
@@ -20,6 +20,15 @@ H200 = Capabilities("H200", "sm_90", 32, 132, 1 << 37, 1_000_000_000, True)
 def test_one_rank_a_device_may_wait_with_the_largest_grid_on_both_lanes():
     fits = Residency.of(H200, 1, 1, 0).fits
     assert all(fits(row.geometry) for row in TABLE.rows)
+
+
+def test_kernels_start_early_where_every_lane_has_room_for_two():
+    assert Residency.of(H200, 1, 1, 36).starts_early()
+    assert not Residency.of(H200, 1, 1, 37).starts_early(), "a mono layer's blocks take what it needs"
+    assert not Residency.of(H200, 1, 2, 0).starts_early(), "four lanes"
+    assert not Residency.of(H200, 2, 1, 0).starts_early(), "ranks that share the device"
+    small = [row.geometry for row in TABLE.rows if row.geometry.blocks * row.geometry.threads <= EARLY_THREADS]
+    assert max(row.largest or 0 for row in TABLE.rows if row.geometry in small) >= 128 << 10
 
 
 def test_virtual_ranks_get_smaller_grids():

@@ -54,20 +54,27 @@ class Gathered:
 
 class _GatherTopk(OfGroup):
     """A local top-k, an all-gather of scores and one of ids, a top-k of what came: every rank has every row, from
-    which a mode would pick."""
+    which a mode would pick. Where the local best have been found, it begins with them, and with their global ids."""
 
     does: ClassVar = {"topk_exchange": (None,)}
 
     def prepare(self, context: Context, inputs: Sequence[ExchangeInput]) -> None:
         self._rank, self._world = context.world.rank, context.world.size
         self._inputs = list(inputs)
+        self._ids = [None if one.ids is None else self._to_global(one.ids) for one in inputs]
         shape = len(inputs[0].scores), inputs[0].k
         self._gathered = Gathered(context, shape, inputs[0].scores.dtype)
 
     def call(self, index: int) -> Pair:
         scores, _, k, *_ = self._inputs[index]
-        values, local = torch.topk(scores, k, dim=1)
-        return self._gathered.best(values, local.int() * self._world + self._rank, k)
+        ids = self._ids[index]
+        if ids is None:
+            scores, local = torch.topk(scores, k, dim=1)
+            ids = self._to_global(local.int())
+        return self._gathered.best(scores, ids, k)
+
+    def _to_global(self, local: torch.Tensor) -> torch.Tensor:
+        return local * self._world + self._rank
 
 
 class GlooGatherTopk(_GatherTopk):

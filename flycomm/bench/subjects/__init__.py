@@ -7,7 +7,8 @@ reduce_scatter
 all_reduce_norm                    ``norm``: all-reduce + residual + RMSNorm, by ``--rows`` and ``--hidden``
 moe_finalize_norm                  ``experts``: of the weighted sums of ``--k`` experts' rows, the same
 topk                               ``topk``: of one device, by ``--rows``, ``--columns`` and ``--k``; every rank its own
-topk_exchange                      ``exchange``: over all ranks' scores, also ``--exchange-mode``, ``--algo``
+topk_exchange                      ``exchange``: over all ranks' scores, also ``--exchange-mode``, ``--algo``,
+                                   ``--given``
 mono_ffn                           ``mono``: a feed-forward layer, by ``--rows``, ``--hidden``, ``--intermediate``
 indexer                            ``indexer``: scores of a cache and the best of them, by ``--kind``, ``--context``,
                                    ``--requests`` and ``--query-rows``, also ``--format``, ``--heads`` and ``--k``
@@ -80,7 +81,7 @@ SUBJECTS: dict[str, Subject] = {
         exchange.ExchangeProblem,
         exchange.protocol,
         None,
-        {**_TOPK, "exchange-mode": "all", "algo": None},
+        {**_TOPK, "exchange-mode": "all", "algo": None, "given": None},
     ),
     "mono_ffn": Subject(
         mono.FlycommMono,

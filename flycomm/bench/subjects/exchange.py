@@ -2,7 +2,9 @@
 """The top-k over all ranks' scores: flycomm's call, its inputs, and what must come out.
 
 Keys are dealt out one by one: rank ``r`` has the keys ``r``, ``r + world``, … Every row sees all of them. A rank's
-scores, ids and counts are compared to the bit with those that one rank would find that has all scores.
+scores, ids and counts are compared to the bit with those that one rank would find that has all scores. With
+``--given candidates`` each rank's own best k are found before, and what is measured begins with them: scores and local
+ids, in order.
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ from flycomm.bench.problem import BUFFERS, Case
 from flycomm.bench.reference import DTYPES, Verdict, make_input, worst
 from flycomm.bench.subjects.best import Best, best
 from flycomm.kernels._topk_exchange_plan import RADIX_BLOCKS, lane_channels
+from flycomm.kernels.topk_exchange import SOURCES
 from flycomm.topk.choice import ALGOS, choose
 
 
 class ExchangeInput(NamedTuple):
-    scores: torch.Tensor  # (rows, columns), of this rank
+    scores: torch.Tensor  # (rows, columns), of this rank; with ids the best of them, f32 (rows, k)
     lengths: torch.Tensor  # (rows,) i32: all keys of all ranks
     k: int
     mode: str
     algo: str
+    ids: torch.Tensor | None  # (rows, k) i32: places of the best on this rank, where they have been found
 
 
 class ExchangeProblem:
@@ -41,8 +45,10 @@ class ExchangeProblem:
             parts = [make_input(one, buffer, rows * columns, DTYPES[case.dtype]) for one in range(world)]
             shards = [one.view(rows, columns) for one in parts]
             lengths = torch.full((rows,), columns * world, dtype=torch.int32)
-            scores = shards[rank].to(context.device)
-            self.inputs.append(ExchangeInput(scores, lengths.to(context.device), k, mode, algo))
+            found, local = best(shards[rank], k) if case.given == SOURCES[1] else (shards[rank], None)
+            ids = None if local is None else local.to(context.device)
+            scores = found.to(context.device)
+            self.inputs.append(ExchangeInput(scores, lengths.to(context.device), k, mode, algo, ids))
             among = torch.stack(shards, dim=2).view(rows, -1).float()
             values, ids = best(among, k)
             self._expected.append(Best(*on_rank(values, ids, mode, rank, world), among, values))
@@ -76,11 +82,13 @@ class FlycommExchange(Contender):
         self._inputs = list(inputs)
 
     def call(self, index: int) -> tuple[torch.Tensor, ...]:
-        scores, lengths, k, mode, algo = self._inputs[index]
-        return self._comm.topk_exchange(scores, lengths, k, mode=mode, algo=algo)
+        scores, lengths, k, mode, algo, ids = self._inputs[index]
+        return self._comm.topk_exchange(scores, lengths, k, mode=mode, algo=algo, ids=ids)
 
     def enqueue(self, index: int) -> object:
-        scores, lengths, k, mode, algo = self._inputs[index]
+        scores, lengths, k, mode, algo, ids = self._inputs[index]
+        if ids is not None:  # which the op does not take
+            return self.call(index)
         return torch.ops.flycomm.topk_exchange(scores, lengths, k, self._comm.group_name, 1, mode, algo=algo)
 
 

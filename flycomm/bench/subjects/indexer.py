@@ -26,11 +26,11 @@ from flycomm.bench.subjects.index_reference import all_scores
 from flycomm.bench.subjects.selection import Among, same_bits
 from flycomm.indexer import IndexerCP, IndexScores, ShardLayout, TopK
 from flycomm.indexer.cp import owners_of
+from flycomm.primitives.index_score import DEVIATION
 
 _MAX_BYTES = 64 << 20
 _COLD_BYTES = 512 << 20  # read before a byte is read again: twice the largest cache of today's GPUs
 _MOST_COPIES = 16
-_OFF = 2.0**-19  # of the product of norms: f32 sums of 128 products, and of 64 heads
 
 
 class Calls:
@@ -77,8 +77,9 @@ class IndexerProblem:
         if context.device.type != "cpu":
             copies = min(_MOST_COPIES, -(-_COLD_BYTES // (BUFFERS * shape.share_bytes(world.size))))
         self.inputs = [make(shape, buffer, copies, context.device) for buffer in range(BUFFERS)]
-        self._among = [Among(scores, _OFF * most) for scores, most in map(all_scores, self.inputs)]
         alone = Calls(context.comm, self.inputs, parallel=False)
+        off = DEVIATION[alone.scorer.asked.math]
+        self._among = [Among(scores, off * most) for scores, most in map(all_scores, self.inputs)]
         self._alone = [alone.decode(index) for index in range(BUFFERS)]
         indexer, ends = shape.indexer, self._among[0].seen[:, None]
         first, last = indexer.forced
