@@ -19,7 +19,7 @@ _ROWS = 4  # query rows of a request for which keys are read once
 _SMALL, _SMALL_GROUPS = Geometry(4, 64), Geometry(4, 128)  # for a target whose threads are few
 _ALIGNMENT = 16  # bytes
 _FP8 = ("sm_90", "x86-64")  # chips that can sum as "fp8"; the host does in f32
-_AUTO_FP8: tuple[str, ...] = ()  # those of them where "auto" is "fp8"
+_AUTO_FP8 = ("sm_90",)  # those of them where "auto" is "fp8"
 
 
 def _math(asked: str, comm: Any, kind: str, format: str, heads: int) -> str:

@@ -9,7 +9,7 @@ MAX_K = 2048
 MAX_COLUMNS = 1 << 26
 HEADER = 64  # bytes of a row's counters in the workspace; its candidates follow
 PER_THREAD = {"row": 16, "batch": 32, "sample": 8, "candidates": 16, "held": 8}  # scores, at most
-_SMALLEST_K = 64  # class; a single group of lanes sorts it
+_SMALLEST_K = 64  # class; so few are put in order by comparing each with all
 _RANK_BYTES = 8
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.kernels._topk_finish import Rules, least, select
+from flycomm.kernels._topk_finish import Rules, select
 from flycomm.kernels._topk_plan import HEADER, PER_THREAD
 from flycomm.primitives import access
 from flycomm.primitives.access import load_element, store_element
@@ -93,14 +93,14 @@ def _fold_candidates(header: Any, count: Any, threads: int) -> Fold:
 
 @flyc.jit
 def select_last(
-    rules: Rules, scratch: Scratch, chosen: Any, score_row: ScoreRow, header: Any, count: Any, need: Any
+    rules: Rules, scratch: Scratch, chosen: Any, score_row: ScoreRow, header: Any, count: Any, floor: Any, need: Any
 ) -> Any:
     """Select among the candidates, or from the row where these are not all that is needed: how many, and if in order.
 
-    As many as there usually are stay in registers.
+    As many as there usually are stay in registers. ``floor``: a rank that all candidates reach.
     """
     threads, each = rules.threads, PER_THREAD["held"]
-    floor, total, ordered = least(rules), need, fx.Boolean(False)
+    total, ordered = need, fx.Boolean(False)
     if count <= fx.Uint32(each * threads):
         at = [fx.Int32(fx.thread_idx.x) + fx.Int32(j * threads) for j in range(each)]
         held = fold_ranks([_load_candidate(header, i, count) for i in at])

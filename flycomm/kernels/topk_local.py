@@ -27,7 +27,7 @@ from flycomm.dtypes import REDUCIBLE
 from flycomm.kernels import _topk_split as split
 from flycomm.kernels._launch import null_pointer
 from flycomm.kernels._specialization import Specialization
-from flycomm.kernels._topk_finish import Rules, finish
+from flycomm.kernels._topk_finish import Rules, finish, least
 from flycomm.kernels._topk_plan import Plan
 from flycomm.kernels._topk_rows import select_row
 from flycomm.kernels._topk_sample import load_sample, sample_places, sampled_floor
@@ -103,7 +103,7 @@ def _split(
     threads, per_unit = rules.threads, score_row.per_unit
     thread = fx.Int32(fx.thread_idx.x)
     clear(scratch, threads)
-    total, ordered = fx.Uint32(0), fx.Boolean(False)
+    total, ordered, floor = fx.Uint32(0), fx.Boolean(False), least(rules)
     width = plan.columns // plan.blocks // per_unit  # units a block
     first = part * fx.Int32(width)
     if first * fx.Int32(per_unit) < score_row.length:
@@ -122,7 +122,7 @@ def _split(
             done = done + fx.Int32(len(batch) * threads)
     last, count = split.arrive(scratch, header, plan.blocks)
     if last:
-        total, ordered = split.select_last(rules, scratch, chosen, score_row, header, count, need)
+        total, ordered = split.select_last(rules, scratch, chosen, score_row, header, count, floor, need)
     return last, total, ordered
 
 

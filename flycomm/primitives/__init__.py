@@ -24,6 +24,7 @@ matrix     a tile product by the target's matrix instructions, or by fma; ``deco
 activation ``silu``, ``sigmoid``, ``exp``
 rank       scores as ordered integers, and elements as ranks that no two share
 select     exact selection of a block: ``refine``, ``places``, ``compact``; ``select_group``: of 512 ranks, in registers
+spread     the best ranks of a block in order, by bins; ``sort_block``: all of an array; ``group_floor``: a first bound
 candidates ``nominate``, ``push_candidates``, ``merge_block``, …: the best of all ranks' scores (with ``nominate``,
            ``merge``, ``token``, ``shard``, ``result``)
 threshold  ``find_threshold``: what the best of all ranks' scores reach, by histograms alone (``digits``), summed over

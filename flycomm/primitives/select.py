@@ -52,8 +52,7 @@ def _count(histogram: Any, floor: Any, base: Any, shift: Any, prefix: Any, lower
 @flyc.jit
 def _find(scratch: Scratch, need: Any, threads: int) -> Any:
     """The digit of the ``need``-th greatest, how many are greater than the digit's, how many have it. Clears."""
-    histogram, found = scratch.histogram, scratch.found
-    each = BINS // threads
+    histogram, found, each = scratch.histogram, scratch.found, BINS // threads
     top = fx.Int32(BINS - 1) - fx.Int32(fx.thread_idx.x) * fx.Int32(each)
     counts = [read(histogram, top - fx.Int32(i)) for i in range(each)]
     total = fx.Uint32(0)
@@ -81,7 +80,7 @@ def _widen(floor: Any, index_bits: int, rank: Any, seen: Any) -> Any:
 
 @flyc.jit
 def key_range(fold: Fold, floor: Any, index_bits: int, scratch: Scratch, threads: int) -> Any:
-    """The least and the greatest key (u32) of the block's ranks not below ``floor``; it has one. One block barrier."""
+    """The least and the greatest key (u32) of ranks not below ``floor``, else 2**32 - 1 and 0. One block barrier."""
     thread = fx.Int32(fx.thread_idx.x)
     lane, group = thread % fx.Int32(GROUP), thread // fx.Int32(GROUP)
     totals = scratch.totals
@@ -109,23 +108,23 @@ def refine(
     The result does not depend on the order of elements. Elements that are equal in all bits are more than ``room`` if
     the last bit does not part them: who cannot exclude that (ranks that disagree) bounds what it stores.
     """
-    base, shift, prefix = fx.Uint64(0), fx.Uint64(0), fx.Uint64(0)
-    above = fx.Uint32(0)
-    inside = total
+    bound = floor
     if total > room:
         least, greatest = key_range(fold, floor, index_bits, scratch, threads)
-        base = fx.Uint64(least) << fx.Uint64(index_bits)
-        shift = fx.Uint64(fx.Uint32(32 + index_bits) - fx.Uint32(fx.math.ctlz(greatest - least)))
-    while (above + inside > room) & (shift > fx.Uint64(0)):
-        lower = (shift > fx.Uint64(DIGIT)).select(shift - fx.Uint64(DIGIT), fx.Uint64(0))
-        fold(partial(_count, scratch.histogram, floor, base, shift, prefix, lower), fx.Uint32(0))
-        fx.gpu.barrier()
-        digit, greater, inside = _find(scratch, need - above, threads)
-        prefix = (prefix << (shift - lower)) | fx.Uint64(digit)
-        above = above + greater
-        shift = lower
-    bound = base + (prefix << shift)
-    return (bound > floor).select(bound, floor)
+        base, prefix = fx.Uint64(least) << fx.Uint64(index_bits), fx.Uint64(0)
+        differ = fx.Uint32(32) - fx.Uint32(fx.math.ctlz(greatest - least))  # bits
+        shift = fx.Uint64(differ) + fx.Uint64(index_bits)
+        above, inside = fx.Uint32(0), total
+        while (above + inside > room) & (shift > fx.Uint64(0)):  # at least once: totals are written again after it
+            lower = (shift > fx.Uint64(DIGIT)).select(shift - fx.Uint64(DIGIT), fx.Uint64(0))
+            fold(partial(_count, scratch.histogram, floor, base, shift, prefix, lower), fx.Uint32(0))
+            fx.gpu.barrier()
+            digit, greater, inside = _find(scratch, need - above, threads)
+            prefix = (prefix << (shift - lower)) | fx.Uint64(digit)
+            above = above + greater
+            shift = lower
+        bound = fx.arith.max(base + (prefix << shift), floor)
+    return bound
 
 
 def tally(bound: Any, rank: Any, count: Any) -> Any:

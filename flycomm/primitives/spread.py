@@ -15,19 +15,20 @@ import flydsl.expr as fx
 from flycomm.primitives.block_scan import BINS, DIGIT, Scratch, block_scan, clear, read, write
 from flycomm.primitives.select import Fold, key_range
 
-BIN_ROOM = 64  # ranks in a bin, at most: with more, comparing takes as long as a bitonic sort does
+BIN_ROOM = 128  # ranks in a bin, at most: with more in each, comparing takes as long as a bitonic sort does
 _FINE = 16  # bits of a rank's place in the range, from which its bin follows
 
 
 class _Bins:
-    """The bins of a range of keys (u32); trace-time only."""
+    """The bins of a range of keys (u32), of which ranks below ``floor`` (u64) are left out; trace-time only."""
 
-    def __init__(self, least: Any, greatest: Any, index_bits: int):
+    def __init__(self, least: Any, greatest: Any, index_bits: int, floor: Any):
         least = fx.arith.min(least, greatest)  # where there is no rank
-        bits = fx.Uint32(32 + index_bits) - fx.Uint32(fx.math.ctlz(greatest - least))
-        self.shift = fx.Uint64((bits > fx.Uint32(_FINE)).select(bits - fx.Uint32(_FINE), fx.Uint32(0)))
         self.top = ((fx.Uint64(greatest) + fx.Uint64(1)) << fx.Uint64(index_bits)) - fx.Uint64(1)
-        levels = fx.Uint32((self.top - (fx.Uint64(least) << fx.Uint64(index_bits))) >> self.shift) + fx.Uint32(1)
+        base = fx.arith.max(fx.Uint64(least) << fx.Uint64(index_bits), fx.arith.min(floor, self.top))
+        bits = fx.Uint64(64) - fx.Uint64(fx.math.ctlz(self.top - base))
+        self.shift = (bits > fx.Uint64(_FINE)).select(bits - fx.Uint64(_FINE), fx.Uint64(0))
+        levels = fx.Uint32((self.top - base) >> self.shift) + fx.Uint32(1)
         self.scale = fx.Uint32(1 << (DIGIT + _FINE)) // levels  # rounded down: no rank is beyond the last bin
 
     def of(self, rank: Any) -> Any:
@@ -116,7 +117,7 @@ def spread(
     histogram, found = scratch.histogram, scratch.found
     clear(scratch, threads)
     least, greatest = key_range(fold, floor, index_bits, scratch, threads)
-    bins = _Bins(least, greatest, index_bits)
+    bins = _Bins(least, greatest, index_bits, floor)
     if thread == fx.Int32(0):
         write(found, 0, fx.Uint32(0))
     fold(partial(_count, histogram, bins, floor), fx.Uint32(0))

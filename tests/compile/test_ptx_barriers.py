@@ -25,7 +25,11 @@ def _local():
     return topk_local.specialization(local_plan(False, 2048, 64), "f32", True, True, True)
 
 
-@pytest.mark.parametrize("made", [_exchange, _local], ids=["exchange", "local"])
+def _split():
+    return topk_local.specialization(local_plan(False, 1 << 20, 2048), "f32", True, True, True)
+
+
+@pytest.mark.parametrize("made", [_exchange, _local, _split], ids=["exchange", "local", "split"])
 def test_barriers_part_the_uses_of_a_scan(made):
     one = made()
     with targets.compiling_for("cuda", "sm_90"):

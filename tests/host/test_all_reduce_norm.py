@@ -232,6 +232,31 @@ def test_it_shares_a_channel_with_the_all_reduce():
     fused(3, "sentinel", body)
 
 
+@pytest.mark.parametrize(("protocol", "dtype"), [("packets", "bf16"), ("sentinel", "f16"), ("sentinel", "bf16")])
+def test_special_values_are_summed_as_ever(protocol, dtype):
+    """Signed zeros, infinities, NaN, what is subnormal and what overflows: every pair, to the bit."""
+    info = torch.finfo(DTYPES[dtype])
+    sizes = [0.0, info.tiny, 3 * info.tiny * info.eps, 1.0, 1.0 + info.eps, 0.4999 * info.eps, info.max, float("inf")]
+    values = torch.tensor([*sizes, *(-one for one in sizes), float("nan")], dtype=torch.float64).to(DTYPES[dtype])
+
+    def body(kernel):
+        n = len(values)
+        ours = torch.zeros(2, 512, dtype=values.dtype), torch.zeros(2, 512, dtype=values.dtype)
+        for row in range(2):
+            ours[0][row, : n * n], ours[1][row, : n * n] = values.repeat_interleave(n), values.repeat(n)
+        residual = torch.tensor([[-0.0], [1.0]], dtype=values.dtype).expand(2, 512).contiguous()
+        device = kernel.comm.device
+        weight = torch.ones(512, dtype=values.dtype, device=device)
+        got = kernel(ours[kernel.comm.rank].to(device), residual.to(device), weight)[0].cpu()
+        total = (0.0 + ours[0].float() + ours[1].float()).to(values.dtype)
+        want = (total.float() + residual.float()).to(values.dtype)
+        assert torch.equal(got.isnan(), want.isnan())
+        known = ~want.isnan()
+        assert same_bits(got[known], want[known])
+
+    fused(2, protocol, body, Variant(512, exact=True, single=True), dtype)
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_late_rank_is_waited_for(protocol):
     def body(kernel):

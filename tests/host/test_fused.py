@@ -16,7 +16,7 @@ from flycomm import tables, targets
 from flycomm.dtypes import REDUCIBLE
 from flycomm.errors import UsageError
 from tests.host.norm_reference import quantize, rms_norm, rms_norm_exact
-from tests.ranks import DTYPES, rank_order_sum, run, same_bits, sample
+from tests.ranks import DTYPES, rank_order_sum, run, same_bits, sample, sharing
 
 EPS = 1e-5
 ENOUGH = {"max_bytes": 48 << 20}
@@ -46,7 +46,8 @@ def test_fused_where_the_table_has_a_row(world, dtype, gemma):
             want = rms_norm(total, weight.cpu(), EPS, REDUCIBLE[dtype].per_fragment, gemma)
             assert same_bits(normed.cpu(), want.to(x.dtype))
 
-    run(world, body, **ENOUGH)
+    crowded = targets.pick().runtime.torch_device_type != "cpu" and sharing(world) > 1
+    run(world, body, **ENOUGH, table=table(1 << 18) if crowded else None)  # two of the shipped grid do not fit a GPU
 
 
 @pytest.mark.parametrize("shape", [(3, 130), (2, 20_000), (300, 512), (2, 2, 64)])

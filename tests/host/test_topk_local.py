@@ -138,7 +138,7 @@ def _misled(columns: int, k: int, too_many: bool) -> np.ndarray:
 @pytest.mark.parametrize("too_many", [True, False], ids=["too many", "too few"])
 @pytest.mark.parametrize("order", ["score", pytest.param("index", marks=pytest.mark.full)])
 def test_a_sample_that_misleads_costs_no_winner(too_many, order):
-    columns, k = (32768, 2000) if _device() != "cpu" else (4096, 500)
+    columns, k = (32768, 2000) if _device() != "cpu" else (4096, 300)
     x = _misled(columns, k, too_many)
     capacity = PER_THREAD["candidates"] * ops._plan(columns, k).threads
     assert ops._plan(columns, k).blocks > 1
@@ -156,6 +156,20 @@ def test_the_sample_keeps_candidates_few(kind):
     check(oracle.scores(kind, 1, columns), k, workspace=workspace)
     used = (workspace[HEADER:].view(-1, 8) != 0xAB).any(1).sum().item()
     assert k <= used < PER_THREAD["candidates"] * ops._plan(columns, k).threads
+
+
+@pytest.mark.host_only
+@pytest.mark.parametrize(("kind", "fit"), [("normal", False), ("levels", False), ("rising", True)])
+@pytest.mark.parametrize("order", ["score", pytest.param("index", marks=pytest.mark.full)])
+def test_candidates_that_registers_hold_and_that_they_do_not(order, kind, fit):
+    columns, k = 4096, 300
+    workspace = topk_workspace(1, columns, k, _device())
+    workspace[HEADER:] = 0xAB
+    check(oracle.scores(kind, 1, columns), k, order=order, workspace=workspace)
+    used = (workspace[HEADER:].view(-1, 8) != 0xAB).any(1).sum().item()
+    threads = ops._plan(columns, k).threads
+    assert used < PER_THREAD["candidates"] * threads
+    assert (used <= PER_THREAD["held"] * threads) == fit
 
 
 def test_all_winners_in_one_block():

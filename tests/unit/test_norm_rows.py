@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from flycomm import tables
+from flycomm.geometry import Geometry
 from flycomm.kernels.reduce_norm import slot_bytes
 from flycomm.layout import key_of, plan_layout
 from flycomm.start import DEFAULT_MAX_BYTES
@@ -41,6 +42,19 @@ def test_nvidia(world, of_4096, of_7168):
     assert most("sm_90", world, 4096) == of_4096
     assert most("sm_90", world, 7168) == of_7168
     assert most("sm_90", world, 4096, 2 * DEFAULT_MAX_BYTES) >= 128
+
+
+def test_a_budget_counts_the_registers_of_a_row():
+    """Half as many of these threads are resident, so a grid of them takes twice its room."""
+    table = tables.shipped("sm_90")
+    row = next(row for row in table.rows if row.op == NORM)
+    assert row.counted == Geometry(row.blocks, 2 * row.threads)
+    assert all(one.counted == one.geometry for one in table.rows if one.op != NORM or one.threads > 256)
+    for room, there in ((2 * row.blocks * row.threads, True), (2 * row.blocks * row.threads - 1, False)):
+        routes = plan_layout(
+            table, 2, DEFAULT_MAX_BYTES, 1, True, fits=lambda grid, room=room: grid.blocks * grid.threads <= room
+        ).routes
+        assert (routes[NORM, True] != ()) == there
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90"])
