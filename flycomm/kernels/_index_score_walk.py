@@ -15,9 +15,6 @@ from flycomm.primitives.index_score_keys import Keys
 from flycomm.primitives.index_score_query import stage
 from flycomm.primitives.index_score_warpgroup import GroupKeys, score_group
 from flycomm.primitives.index_score_warpgroup_query import GroupQuery
-from flycomm.primitives.warpgroup import ROWS, close_turns, open_turns
-
-_NO_KEY = (1 << 31) - ROWS  # the first of a step of the largest numbers
 
 
 def _least(a: Any, b: Any) -> Any:
@@ -49,25 +46,6 @@ def _score(task: Task, keys: Keys, operands: Any, scales: Any, key: Any, count: 
     score(task.query, operands, scales, key, count, emit)
 
 
-def _open(task: Task, end: Any, group: Any) -> Any:
-    """Where (i32) a group's steps end. Groups that multiply by turns have equally many: the last ones may be empty."""
-    if not isinstance(task.query, GroupQuery):
-        return end
-    open_turns(task.query.threads)
-    return end + group
-
-
-def _close(task: Task) -> None:
-    if isinstance(task.query, GroupQuery):
-        close_turns(task.query.threads)
-
-
-def _first_key(task: Task, step: Any, end: Any) -> Any:
-    """Of a step; of an empty one a number that no row sees."""
-    key = step * fx.Int32(task.unit)
-    return (step < end).select(key, fx.Int32(_NO_KEY)) if isinstance(task.query, GroupQuery) else key
-
-
 def _emit(task: Task, first: Any) -> Emit:
     return task.sink(first)
 
@@ -89,15 +67,13 @@ def _tokens(task: Task, keys: Keys, begin: Any, end: Any, first: Any, count: Any
     loaded = _load(keys, _pages(keys, start, True), start, True)
     pages = _pages(keys, following * width, True)
     _stage(task, first, count)
-    bound = _open(task, end, group)
-    while step < bound:
+    while step < end:
         operands, scales = _operands(keys, loaded)
         loaded = _load(keys, pages, following * width, True)
         following = _least(following + stride, last)
         pages = _pages(keys, following * width, True)
-        _score(task, keys, operands, scales, _first_key(task, step, end), count, _emit(task, first))
+        _score(task, keys, operands, scales, step * width, count, _emit(task, first))
         step = step + stride
-    _close(task)
 
 
 def _add_step(

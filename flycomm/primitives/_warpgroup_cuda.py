@@ -15,8 +15,6 @@ from flycomm.primitives import warpgroup
 
 _CHIP = "sm_90"
 _STEP_BYTES = 32  # of a row that one instruction takes
-_COMMIT, _WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned {};"
-_BARRIER = 1  # the first of two; 0 is the block's
 _STEPS = warpgroup.ROW_BYTES // _STEP_BYTES
 # of a matrix in shared memory, beside its address: 128-byte swizzle, eight rows after eight rows; by 16 bytes
 FORM = 1 << 62 | (warpgroup.ALIGNMENT >> 4) << 32 | 1 << 16
@@ -27,52 +25,19 @@ def publish_operand() -> None:
     llvm.inline_asm(None, [], "fence.proxy.async.shared::cta;", "~{memory}", has_side_effects=True)
 
 
-def open_turns(threads: int) -> None:
-    """The second half of the groups lets the first one multiply."""
-    if _takes_turns(threads):
-        _if_side(1, f"barrier.arrive.aligned {_BARRIER}, {threads};", threads)
-
-
-def close_turns(threads: int) -> None:
-    """The first half takes note of the other's last word."""
-    if _takes_turns(threads):
-        _if_side(0, f"barrier.sync.aligned {_BARRIER}, {threads};", threads)
-
-
-def _takes_turns(threads: int) -> bool:
-    return threads >= 2 * warpgroup.THREADS and get_backend().target.arch.removesuffix("a") == _CHIP
-
-
-def _side(threads: int) -> Any:
-    """0 or 1 (u32): which half of the block's groups this thread is of."""
-    first = threads // warpgroup.THREADS // 2 * warpgroup.THREADS
-    return (fx.Uint32(fx.thread_idx.x) < fx.Uint32(first)).select(fx.Uint32(0), fx.Uint32(1))
-
-
-def _if_side(side: int, text: str, threads: int) -> None:
-    text = f"{{.reg .pred mine; setp.eq.u32 mine, $0, {side}; @mine {text}}}"
-    llvm.inline_asm(None, [_side(threads).ir_value()], text, "r,~{memory}", has_side_effects=True)
-
-
-def multiply_group(b: Any, first: Any, columns: int, a: Sequence[Sequence[Any]], threads: int = 0) -> list[Any]:
-    """Four instructions and the wait for them, as one statement: nothing sees registers that are not there yet.
-
-    Groups whose products the units mix all wait for them, and then all add up results while the units rest. So halves
-    of the block take turns: a named barrier for each, at which that half waits and the other one arrives.
-    """
+def multiply_group(b: Any, first: Any, columns: int, a: Sequence[Sequence[Any]]) -> list[Any]:
+    """Four instructions and the wait for them, as one statement: nothing sees registers that are not there yet."""
     if get_backend().target.arch.removesuffix("a") != _CHIP:
         return list(warpgroup.multiply_group.portable(b, first, columns, a))  # type: ignore[attr-defined]
-    threads = threads if _takes_turns(threads) else 0
-    turns = [fx.Uint32(_BARRIER) + _side(threads), fx.Uint32(_BARRIER + 1) - _side(threads)] if threads else []
     address = fx.Uint32(fx.Int64(fx.ptrtoint(b))) + fx.Uint32(first) * fx.Uint32(warpgroup.ROW_BYTES)
     matrix = address // fx.Uint32(16) + fx.Uint32(FORM & 0xFFFFFFFF)
     words = [a[half][segment][word] for step in range(_STEPS) for half, segment, word in words_of(step)]
     count, real = columns // 2, fx.Float32.ir_type
     made = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join([str(real)] * count)})>"),
-        [fx.Uint32(one).ir_value() for one in [*words, matrix, *turns]],
-        statement(columns, threads),
-        ",".join(["=&f"] * count + ["r"] * (len(words) + 1 + len(turns)) + ["~{memory}"]),
+        [fx.Uint32(word).ir_value() for word in words] + [matrix.ir_value()],
+        statement(columns),
+        ",".join(["=&f"] * count + ["r"] * len(words) + ["r", "~{memory}"]),
         has_side_effects=True,
     )
     return [fx.Float32(llvm.extractvalue(real, made, [i])) for i in range(count)]
@@ -84,17 +49,14 @@ def words_of(step: int) -> list[tuple[int, int, int]]:
     return [(half, segment, 2 * second + i) for i in range(2) for half in range(warpgroup.HALVES)]
 
 
-def statement(columns: int, threads: int = 0) -> str:
-    """Assembly: D, four registers of A for each step, the lower half of B's description; with turns two barriers.
+def statement(columns: int) -> str:
+    """Assembly: D, four registers of A for each step, the lower half of B's description.
 
-    The first step does not add to what D's registers had before. The other half's turn comes when all but the last are
-    through: its first one follows without a gap.
+    The first step does not add to what D's registers had before.
     """
     count = columns // 2
     total = ", ".join(f"${i}" for i in range(count))
-    mine, other = (f".aligned ${count + 4 * _STEPS + 1 + i}, {threads};" for i in range(2))
-    lines = [f"barrier.sync{mine}"] if threads else []
-    lines += [
+    lines = [
         "{.reg .pred more; .reg .b32 low; .reg .b64 part; setp.ne.b32 more, 0, 0;",
         "bar.warp.sync 0xffffffff;",  # ptxas would move loads that come before behind the products, to save registers
         "wgmma.fence.sync.aligned;",
@@ -103,12 +65,9 @@ def statement(columns: int, threads: int = 0) -> str:
         words = ", ".join(f"${count + 4 * step + i}" for i in range(4))
         if step == 1:
             lines.append("setp.eq.b32 more, 0, 0;")
-        if threads and step == _STEPS - 1:
-            lines.append(_COMMIT)
         lines.append(
             f"add.u32 low, ${count + 4 * _STEPS}, {step * _STEP_BYTES >> 4}; mov.b64 part, {{low, {FORM >> 32}}}; "
             f"wgmma.mma_async.sync.aligned.m{warpgroup.ROWS}n{columns}k32.f32.e4m3.e4m3 "
             f"{{{total}}}, {{{words}}}, part, more, 1, 1;"
         )
-    lines += [_COMMIT, *([_WAIT.format(1), f"barrier.arrive{other}"] if threads else []), _WAIT.format(0) + "}"]
-    return " ".join(lines)
+    return " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;}"])

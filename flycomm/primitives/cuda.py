@@ -15,9 +15,7 @@ from flycomm import env
 from flycomm.primitives import reduce
 from flycomm.primitives._matrix_cuda import multiply as multiply
 from flycomm.primitives._matrix_cuda import prepare as prepare
-from flycomm.primitives._warpgroup_cuda import close_turns as close_turns
 from flycomm.primitives._warpgroup_cuda import multiply_group as multiply_group
-from flycomm.primitives._warpgroup_cuda import open_turns as open_turns
 from flycomm.primitives._warpgroup_cuda import publish_operand as publish_operand
 from flycomm.primitives.access import pointer
 

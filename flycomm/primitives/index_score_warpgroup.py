@@ -56,10 +56,7 @@ class GroupKeys(Keys):
 
 @flyc.jit
 def score_group(query: GroupQuery, a: Any, scales: Any, first: Any, count: Any, emit: Emit) -> None:
-    """As :func:`flycomm.primitives.index_score.score_tokens`, of 64 keys from ``first`` (i32) on.
-
-    Groups multiply by turns: all of the block call it equally often, between ``open_turns`` and ``close_turns``.
-    """
+    """As :func:`flycomm.primitives.index_score.score_tokens`, of 64 keys from ``first`` (i32) on."""
     for row in fx.range_constexpr(0, query.rows, query.at_once):
         if fx.Int32(row) < count:
             _score_rows(query, a, scales, first, fx.Int32(row), emit)
@@ -68,7 +65,7 @@ def score_group(query: GroupQuery, a: Any, scales: Any, first: Any, count: Any, 
 def _score_rows(query: GroupQuery, a: Any, scales: Any, first: Any, row: Any, emit: Emit) -> None:
     rows, heads = query.at_once, query.heads
     place = row * fx.Int32(heads)
-    results = warpgroup.multiply_group(query.words(), place, rows * heads, a, query.threads)
+    results = warpgroup.multiply_group(query.words(), place, rows * heads, a)
     sums = [fx.Float32(0.0) for _ in range(HALVES * rows)]  # of the first key, then of the second
     for part in range(rows * heads // SIXTEEN):
         weights = query.weights_of(place + fx.Int32(part * SIXTEEN))

@@ -60,23 +60,11 @@ def publish_operand() -> None:
 
 
 @overridable
-def open_turns(threads: int) -> None:
-    """Every thread of a block of ``threads`` calls it, before its groups multiply by turns: :func:`multiply_group`."""
-
-
-@overridable
-def close_turns(threads: int) -> None:
-    """Every thread calls it after that. Turns may then be opened once more."""
-
-
-@overridable
-def multiply_group(b: Any, first: Any, columns: int, a: Sequence[Sequence[Any]], threads: int = 0) -> list[Any]:
+def multiply_group(b: Any, first: Any, columns: int, a: Sequence[Sequence[Any]]) -> list[Any]:
     """This lane's ``columns // 2`` elements (f32) of D. Every lane of the group calls it, all at one place.
 
     ``b``: a pointer to B in shared memory, aligned to :data:`ALIGNMENT`; ``first``: the row of it (i32, a multiple of
     8) that is column 0; ``columns``: a multiple of 8, at most :data:`MOST_COLUMNS`; ``a``: fragments as loaded.
-    ``threads``: of the block, if its groups take turns, half of them at a time: what the others do with their results
-    overlaps with it. Then every group calls this equally often. 0: whoever is there multiplies.
     """
     total = [fx.Float32(0.0) for _ in range(columns // 2)]
     for segment in range(SEGMENTS):

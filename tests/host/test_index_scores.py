@@ -402,11 +402,6 @@ def test_what_cannot_be_scored():
     assert [most_rows(one, 64) for one in FORMATS] == [2, 4, 4, 2]
 
 
-def test_groups_that_take_turns_store_only_their_own_steps(target):
-    """Three steps a block for two groups: the last one's fellow has none, and the key after it is another block's."""
-    check(target, Case(DSA_GROUP, [[574, 576]], seed=3), threads=256)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("heads", [16, 32, 64])

@@ -112,22 +112,6 @@ def test_statement_has_every_register_once():
     assert text.index("wgmma.fence") < text.index("mma_async") < text.index("commit") < text.index("wait_group")
 
 
-def test_turns_are_around_the_products():
-    """At the barrier of its own half first, which counts all threads; at the other's when one instruction is left."""
-    found = re.findall(r"(barrier|wgmma)\.(?!fence)(\w+)[^;]*?(\d+(?:, 512)?)?;", cuda.statement(128, 512))
-    products = [("wgmma", "mma_async", "1")]
-    assert found == [
-        ("barrier", "sync", "81, 512"),
-        *products * 3,
-        ("wgmma", "commit_group", ""),
-        *products,
-        ("wgmma", "commit_group", ""),
-        ("wgmma", "wait_group", "1"),
-        ("barrier", "arrive", "82, 512"),
-        ("wgmma", "wait_group", "0"),
-    ]
-
-
 def kept(exact, largest, bits=13):
     """``exact``, cut after so many bits below the first of ``largest``."""
     unit = np.exp2(np.floor(np.log2(np.maximum(largest, 2.0**-100))) - bits)
