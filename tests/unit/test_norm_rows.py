@@ -47,12 +47,17 @@ def test_nvidia(world, of_4096, of_7168):
 def test_a_budget_counts_the_registers_of_a_row():
     """Half as many of these threads are resident, so a grid of them takes twice its room."""
     table = tables.shipped("sm_90")
-    row = next(row for row in table.rows if row.op == NORM)
+    row = next(row for row in table.rows if row.op == NORM and row.threads <= 256)
     assert row.counted == Geometry(row.blocks, 2 * row.threads)
     assert all(one.counted == one.geometry for one in table.rows if one.op != NORM or one.threads > 256)
     for room, there in ((2 * row.blocks * row.threads, True), (2 * row.blocks * row.threads - 1, False)):
         routes = plan_layout(
-            table, 2, DEFAULT_MAX_BYTES, 1, True, fits=lambda grid, room=room: grid.blocks * grid.threads <= room
+            table,
+            row.worlds[0],
+            DEFAULT_MAX_BYTES,
+            1,
+            True,
+            fits=lambda grid, room=room: grid.blocks * grid.threads <= room,
         ).routes
         assert (routes[NORM, True] != ()) == there
 
