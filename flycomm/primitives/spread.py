@@ -32,8 +32,9 @@ class _Bins:
         self.scale = fx.Uint32(1 << (DIGIT + _FINE)) // levels  # rounded down: no rank is beyond the last bin
 
     def of(self, rank: Any) -> Any:
-        """The bin (i32) of a rank of the range."""
-        return fx.Int32((fx.Uint32((self.top - rank) >> self.shift) * self.scale) >> fx.Uint32(_FINE))
+        """The bin (i32) of a rank of the range; of what is no rank (a row of others, a failed wait) any bin."""
+        own = (fx.Uint32((self.top - rank) >> self.shift) * self.scale) >> fx.Uint32(_FINE)
+        return fx.Int32(fx.arith.min(own, fx.Uint32(BINS - 1)))
 
 
 def _count(histogram: Any, bins: _Bins, floor: Any, rank: Any, state: Any) -> Any:

@@ -114,6 +114,13 @@ def test_a_sort_is_a_sort(count, threads, kind):
     assert np.array_equal(found, np.sort(ranks)[::-1])
 
 
+def test_what_is_no_rank_stays_within_the_array():
+    """Rows of other ranks, or behind a failed wait: any 64 bits."""
+    ranks = np.random.default_rng(3).integers(0, 1 << 64, 512, dtype=np.uint64)
+    found, _, _ = run(ranks)
+    assert np.array_equal(np.sort(found), np.sort(ranks))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("need", [0, 1, 100, 192])
 def test_the_best_in_order_and_nothing_behind(need, kind):
