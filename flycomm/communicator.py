@@ -451,7 +451,8 @@ class Communicator:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Without the others: give the name back, and let nobody wait for this rank. The memory is kept."""
+        """Without the others: give the name back, and let nobody wait for this rank. The memory is kept, and what it
+        says of early starts: its kernels may still be there."""
         if self._session.closed:
             return
         self._session.closed = True
