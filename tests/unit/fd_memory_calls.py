@@ -241,6 +241,7 @@ def stopped(library: str) -> None:
     with Process("owner", library) as other:
         handle = bytes.fromhex(other.hear())
         other.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, other.process.pid, os.WSTOPPED)  # a signal sent is not yet a process stopped
         started = time.monotonic()
         with pytest.raises(TargetError, match="its rank has not answered for 10 s"):
             memory.open(handle, 0)
