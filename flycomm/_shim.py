@@ -8,7 +8,7 @@ interpreter lock.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,21 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "fc_free_mapped": (c_int, c_int, c_void_p),
     "fc_copy": (c_int, c_int, c_uint64, c_uint64, c_size_t),
     "fc_fill32": (c_int, c_int, c_uint64, c_uint32, c_size_t),
+    "fc_cuda_preload": (c_int,),
+    "fc_cuda_start_early": (c_bool,),
+    "fc_cuda_take_error": (),
+    "fc_host_set_order": (c_int32,),
+    "fc_host_set_threads": (c_int32,),
+    "fc_host_set_weak_seed": (c_uint64,),
+    "fc_host_take_error": (),
+}
+_RESULTS: dict[str, Any] = {  # of those that do not return an error code
+    "fc_cuda_start_early": None,
+    "fc_cuda_take_error": c_char_p,
+    "fc_host_set_order": None,
+    "fc_host_set_threads": None,
+    "fc_host_set_weak_seed": None,
+    "fc_host_take_error": c_char_p,
 }
 
 
@@ -74,7 +89,7 @@ def lib() -> ctypes.CDLL:
             raise TargetError(f"{where} has interface {version} and this flycomm needs {_VERSION}; {_REBUILD}")
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = arguments, c_int
+            function.argtypes, function.restype = arguments, _RESULTS.get(name, c_int)
     except (OSError, AttributeError) as error:
         raise TargetError(f"{where} cannot be used ({error}); {_REBUILD}") from error
     return library

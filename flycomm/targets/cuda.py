@@ -8,7 +8,6 @@ another driver or chip needs it anew.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import threading
@@ -183,9 +182,7 @@ class CudaTarget(Target):
 
     def raise_pending(self) -> None:
         """Raise :class:`TargetError` if a launch of this thread failed since the last call."""
-        take = _shim.lib().fc_cuda_take_error
-        take.restype = ctypes.c_char_p
-        message = take()
+        message = _shim.lib().fc_cuda_take_error()
         if message is not None:
             raise TargetError(message.decode(errors="replace"))
 
@@ -206,9 +203,7 @@ class CudaTarget(Target):
         with self._early_lock:
             self._early[allowed] += change
             early = env.PDL.get() and self._early[True] > 0 and self._early[False] == 0
-            start = _shim.lib().fc_cuda_start_early
-            start.argtypes, start.restype = (ctypes.c_bool,), None
-            start(early)
+            _shim.lib().fc_cuda_start_early(early)
 
     def resident_blocks(self, compiled: Any) -> int:
         """How many blocks of a compiled kernel fit on one multiprocessor of the current device together."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from typing import Any, ClassVar
@@ -131,30 +130,22 @@ class HostTarget(Target):
 
     def register(self) -> None:
         _flydsl.register("host", HostBackend, HostDeviceRuntime)
-        set_threads = _shim.lib().fc_host_set_threads
-        set_threads.argtypes, set_threads.restype = [ctypes.c_int32], None
-        set_threads(env.HOST_THREADS.get())
+        _shim.lib().fc_host_set_threads(env.HOST_THREADS.get())
         self.set_weak_seed(env.HOST_SEED.get())
         self.set_order(env.HOST_ORDER.get())
 
     def set_weak_seed(self, seed: int) -> None:
         """Choose the order in which kept-back stores land, from the next launch on; nothing is compiled again."""
-        set_seed = _shim.lib().fc_host_set_weak_seed
-        set_seed.argtypes, set_seed.restype = [ctypes.c_uint64], None
-        set_seed(seed % 2**64)
+        _shim.lib().fc_host_set_weak_seed(seed % 2**64)
 
     def set_order(self, order: str) -> None:
         """Choose which warp of a block runs on first after a block barrier, from the next launch on: one of
         ``env.HOST_ORDERS``. All but "fair" find a barrier that is missing where warps run apart."""
-        set_order = _shim.lib().fc_host_set_order
-        set_order.argtypes, set_order.restype = [ctypes.c_int32], None
-        set_order(env.HOST_ORDERS.index(order))
+        _shim.lib().fc_host_set_order(env.HOST_ORDERS.index(order))
 
     def raise_pending(self) -> None:
         """Raise :class:`TargetError` if a launch of this OS thread failed since the last call."""
-        take = _shim.lib().fc_host_take_error
-        take.restype = ctypes.c_char_p
-        message = take()
+        message = _shim.lib().fc_host_take_error()
         if message is not None:
             raise TargetError(message.decode())
 

@@ -108,7 +108,7 @@ def test_a_folder_that_is_not_there(built: dict[str, str]):
 # ------------------------------------------------------------------ failures
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", ["without_a_target", "at_the_start", "without_peers", "at_a_launch", "at_the_end"])
 def test_a_failure_of_hip_is_one_error_on_every_rank(built: dict[str, str], ranks: int, case: str):
     before = _names()
