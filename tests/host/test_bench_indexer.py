@@ -55,7 +55,7 @@ def test_against_the_groups_own_backend(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("format", ["bf16", "e4m3fn"])
+@pytest.mark.parametrize("format", ["bf16", "e4m3fn", "e2m1"])
 def test_blocks_of_several_requests(tmp_path, world, format):
     code, found = _bench(tmp_path, *BLOCKS, "--requests", "2", "--format", format, "--world", str(world))
     assert code == 0

@@ -100,20 +100,45 @@ def _by_hand(one) -> torch.Tensor:
         request, j = divmod(row, shape.query_rows)
         for token in range(shape.context - shape.query_rows + j + 1):
             page = one.cache[one.tables[-1][request, token // shape.page]]
-            size, scales = 128 * shape.dtype.itemsize, page[shape.page * 128 * shape.dtype.itemsize :]
-            begin = token % shape.page * size
-            dots = one.q[row].float().double() @ page[begin : begin + size].view(shape.dtype).float().double()
-            if shape.indexer.block > 1:
-                key, best = token // shape.indexer.block, dots * 128**-0.5
-                lists = slice(row * shape.heads, (row + 1) * shape.heads)
-                found[lists, key] = torch.maximum(found[lists, key], best)
+            size = 64 if shape.format == "e2m1" else 128 * shape.dtype.itemsize
+            begin, scales = token % shape.page * size, page[shape.page * size :]
+            key = page[begin : begin + size]
+            if shape.format == "e2m1":
+                key = _small_floats(key.tolist(), scales[token % shape.page * 4 :][:4].tolist())
             else:
-                scale = scales.view(torch.float32)[token % shape.page] if shape.scaled else 1.0
+                key = key.view(shape.dtype).double()
+            dots = one.q[row].double() @ key
+            if shape.indexer.block > 1:
+                column, best = token // shape.indexer.block, dots * 128**-0.5
+                lists = slice(row * shape.heads, (row + 1) * shape.heads)
+                found[lists, column] = torch.maximum(found[lists, column], best)
+            else:
+                scale = scales.view(torch.float32)[token % shape.page] if shape.scales == "token" else 1.0
                 found[row, token] = scale * (one.weights[row] * dots.relu()).sum()
     return found
 
 
-@pytest.mark.parametrize("case", [TOKENS, replace(TOKENS, dtype="bf16"), BLOCKS, replace(BLOCKS, dtype="e4m3fn")])
+def _small_floats(key: list[int], scales: list[int]) -> torch.Tensor:
+    """128 elements of e2m1, by exponent and mantissa, times the powers of two of their groups."""
+    codes = [code for byte in key for code in (byte & 15, byte >> 4)]
+    sizes = [
+        code & 1 and 0.5 if code & 6 == 0 else (1 + (code & 1) / 2) * 2.0 ** ((code >> 1 & 3) - 1) for code in codes
+    ]
+    values = [-size if code & 8 else size for code, size in zip(codes, sizes, strict=True)]
+    return torch.tensor([2.0 ** (scales[i // 32] - 127) * value for i, value in enumerate(values)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        TOKENS,
+        replace(TOKENS, dtype="bf16"),
+        replace(TOKENS, dtype="e2m1"),
+        BLOCKS,
+        replace(BLOCKS, dtype="e4m3fn"),
+        replace(BLOCKS, dtype="e2m1"),
+    ],
+)
 def test_scores_are_those_of_the_formula_in_every_copy_of_the_cache(case):
     one = make(Shape.of(case), 0, 3, CPU)
     scores, most = all_scores(one)

@@ -5,7 +5,7 @@ tokens take the CPU too long."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +16,12 @@ from flycomm.kernels.index_scores import query_dtype
 from flycomm.primitives.index_score_keys import FORMATS as KEYS
 from flycomm.primitives.index_score_keys import WIDTH
 
-FORMATS = ("bf16", "e4m3fn", "e4m3fnuz")
+FORMATS = tuple(KEYS)
 KINDS = {"dsa": (DSA, 64, 64, "all"), "block_max": (BLOCK_MAX, 4, 128, "owner")}  # indexer, heads, page, mode
 _SEED = 70_207
 CHUNK = 512  # pages that are worked on at a time
-_SCALE_BYTES = 4
+GROUP = 32  # elements of a key under one scale, of a format that has scales a group
+_SCALE_BYTES = 4  # of a token: an f32, or a ue8m0 for each group
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ class Shape:
         return self.rows * self.indexer.lists
 
     @property
-    def scaled(self) -> bool:
-        """Whether a token has a scale, behind the keys of its page."""
-        return self.indexer.kind == "dsa" and KEYS[self.format].scale == "token"
+    def scales(self) -> str:
+        """What has a scale, behind the keys of its page: "none", a "token", or a "group" of its elements."""
+        found = KEYS[self.format].scale
+        return "none" if found == "token" and self.indexer.kind != "dsa" else found
 
     @property
     def scale(self) -> float:
@@ -79,7 +81,7 @@ class Shape:
 
     @property
     def page_bytes(self) -> int:
-        return self.page * (KEYS[self.format].key_bytes + _SCALE_BYTES * self.scaled)
+        return self.page * (KEYS[self.format].key_bytes + _SCALE_BYTES * (self.scales != "none"))
 
     def share_bytes(self, world: int) -> int:
         """What the rank with the largest share has to read of the cache."""
@@ -87,7 +89,7 @@ class Shape:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of queries and of keys."""
+        """Of queries, and of keys that torch has a dtype for."""
         found: torch.dtype = getattr(torch, query_dtype(self.format))
         return found
 
@@ -117,10 +119,15 @@ def make(shape: Shape, buffer: int, copies: int, device: torch.device) -> IndexI
 
 
 def _pages(shape: Shape, count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count, page_bytes) u8: normally distributed keys, then scales of 0.5 to 1.5."""
+    """(count, page_bytes) u8: normally distributed keys, then scales of 0.5 to 1.5; or codes of e2m1, each as likely as
+    any other, then scales of 1/2, 1 and 2."""
     size, device = (count, shape.page), generator.device
+    if shape.scales == "group":
+        made: Any = {"generator": generator, "device": device, "dtype": torch.uint8}
+        codes = torch.randint(256, (count, shape.page * KEYS[shape.format].key_bytes), **made)
+        return torch.cat([codes, torch.randint(126, 129, (count, shape.page * _SCALE_BYTES), **made)], dim=1)
     keys = torch.randn((*size, WIDTH), generator=generator, device=device).to(shape.dtype)
     parts = [keys.view(torch.uint8).flatten(1)]
-    if shape.scaled:
+    if shape.scales == "token":
         parts.append((torch.rand(size, generator=generator, device=device) + 0.5).view(torch.uint8))
     return torch.cat(parts, dim=1)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import torch
 
-from flycomm.bench.subjects.index_cache import CHUNK, IndexInput
+from flycomm.bench.subjects.index_cache import CHUNK, GROUP, IndexInput
 from flycomm.primitives.index_score_keys import FORMATS, WIDTH
+
+_UE8M0_BIAS = 127
 
 
 def all_scores(one: IndexInput) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,8 +45,18 @@ def _keys(one: IndexInput, request: int, first: int) -> torch.Tensor:
     shape = one.shape
     pages = one.cache[one.tables[0][request, first : first + CHUNK].long()]
     end = shape.page * FORMATS[shape.format].key_bytes
+    if shape.scales == "group":
+        scales = torch.exp2(pages[:, end:].double() - _UE8M0_BIAS)
+        return (_e2m1(pages[:, :end]).view(-1, GROUP) * scales.view(-1, 1)).view(-1, WIDTH)
     keys = _double(pages[:, :end].contiguous().view(shape.dtype)).view(-1, WIDTH)
-    return keys * pages[:, end:].contiguous().view(torch.float32).view(-1, 1) if shape.scaled else keys
+    return keys * pages[:, end:].contiguous().view(torch.float32).view(-1, 1) if shape.scales == "token" else keys
+
+
+def _e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """f64 values of two codes a byte, the one in the low bits first (OCP "Microscaling Formats", 2023)."""
+    sizes = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6), dtype=torch.float64, device=packed.device)
+    values = torch.cat([sizes, -sizes])
+    return values[torch.stack([packed & 0xF, packed >> 4], dim=-1).long()]
 
 
 def _double(x: torch.Tensor) -> torch.Tensor:
