@@ -3,9 +3,9 @@
 
 A mark is a u32 in ordinary device memory, zero at first, owned by one block at a time (who makes what it stands for),
 and holds the last epoch in which that was made. So it is compared with the epoch of the call and never reset: a
-replayed graph needs no memset, and what rests for some launches is simply behind. A row with several makers has a mark
-for each, and its reader waits for all of them; a counter would have to be added to in every launch, and would be wrong
-where epochs wrap. The proof is in the docs' memory model of ready marks.
+replayed graph needs no memset, and what rests for some launches is simply of another call. A row with several makers
+has a mark for each, and its reader waits for all of them; a counter would have to be added to in every launch, and
+would be wrong where epochs wrap. The proof is in the docs' memory model of ready marks.
 
 ``words`` below is the i64 address of an array of marks; all blocks of the kernel are resident (PROTOCOLS rule 12).
 """
@@ -16,7 +16,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from flycomm.epoch import arrived
+from flycomm.epoch import in_step
 from flycomm.primitives import trace
 from flycomm.primitives.access import DEVICE, pointer, wait_own_stores
 from flycomm.primitives.call import Call, fail
@@ -59,8 +59,9 @@ def _load(address: Any) -> Any:
     )
 
 
-def _behind(epoch: Any, seen: Any) -> Any:
-    return arrived(seen, epoch) == fx.Boolean(False)
+def _missing(epoch: Any, seen: Any) -> Any:
+    """Not by the sign of the difference: by that a mark of 2**31 calls ago, or a new one, may look ahead."""
+    return in_step(seen, epoch) == fx.Boolean(False)
 
 
 @flyc.jit
@@ -72,7 +73,7 @@ def _poll_own(call: Call, words: Any, first: Any, count: Any, threads: int) -> N
     if call.live & (at < count):
         while (at < count) & (reason == fx.Int32(0)):
             address = words + fx.Int64(first + at) * fx.Int64(MARK_BYTES)
-            reason, seen = until(partial(_load, address), partial(_behind, call.epoch), call.comm.limit, own)
+            reason, seen = until(partial(_load, address), partial(_missing, call.epoch), call.comm.limit, own)
             at = at + fx.Int32(threads)
         fx.memory_fence(ordering=fx.AtomicOrdering.Acquire, syncscope=DEVICE)
         if reason != fx.Int32(0):
@@ -80,7 +81,7 @@ def _poll_own(call: Call, words: Any, first: Any, count: Any, threads: int) -> N
 
 
 def wait(call: Call, words: Any, first: Any, count: Any) -> Any:
-    """Wait until the ``count`` (i32) marks from ``first`` (i32) on are of this call or a later one.
+    """Wait until the ``count`` (i32) marks from ``first`` (i32) on are of this call or the next one.
 
     Every thread of the block calls it; thread ``t`` polls the marks ``first + t``, and so on in steps of the block.
     Polls are relaxed and bounded like every wait; one acquire at device scope follows them, then a block barrier, after

@@ -173,6 +173,21 @@ def test_epochs_wrap():
         is_right([one[seed] for one in results], 2, 2, seed, SMALL)
 
 
+def test_a_layer_that_is_made_when_its_channel_has_long_been_used():
+    """Its marks are 0, as ``reset`` leaves them: of no call, neither before the channel's epoch nor after it."""
+
+    def body(layer, comm):
+        comm._session.channels.reset(epoch=(1 << 31) + 20)
+        layer.reset()
+        settle()
+        comm._session.world.barrier()
+        return [call(layer, comm, 2, seed, SMALL) for seed in range(2)]
+
+    results = mono(2, 2, body, "flags", shape=SMALL, threads=64)
+    for seed in range(2):
+        is_right([one[seed] for one in results], 2, 2, seed, SMALL)
+
+
 @pytest.mark.parametrize(
     ("math", "warp", "blocks", "threads", "rows"),
     [

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flycomm.channel import MAX_WORLD, SIGNAL_BYTES, signal_offset
 from flycomm.epoch import EPOCH_LAST
 from flycomm.errors import CommTimeout, UsageError
 from flycomm.indexer import IndexScores
@@ -187,6 +188,27 @@ def test_epochs_and_tags_wrap(epoch):
         comm._session.world.barrier()  # of the host: a peer that is early would push into slots that are yet reset
         for seed in range(10):
             check(layer, comm, replace(fewer if seed % 3 else case, seed=seed), decode=False)
+
+    indexed(case, body)
+
+
+@pytest.mark.parametrize("held", [0, 5], ids=["never", "once"])
+def test_a_list_that_has_not_been_used_for_half_a_cycle(held):
+    """Its token words, all but those of block 0, are of a launch long ago, or of none: not of one ahead."""
+    case, epoch = replace(OF_BLOCKS, world=2, mode="owner"), (1 << 31) + 20
+
+    def body(layer, comm):
+        channels, device = comm._session.channels, comm._session.world.device
+        channels.reset(epoch=epoch)
+        layer.reset()
+        slot = next(slot for slot in channels.layout.slots if slot.key.wire == "kernel:indexer")
+        words = (held | layer._tag << 32).to_bytes(SIGNAL_BYTES, "little") * (MAX_WORLD * (slot.signal_rows - 1))
+        address = channels.buffer.local_address + slot.offset + signal_offset(1, 0)
+        comm._session.target.memory.write(address, words, device)
+        settle()
+        comm._session.world.barrier()
+        for seed in range(2):
+            check(layer, comm, replace(case, seed=seed), decode=False)
 
     indexed(case, body)
 

@@ -22,6 +22,7 @@ from tests.ranks import run
 BLOCKS, THREADS, PHASES = 3, 64, 2
 WORDS = PHASES * BLOCKS * THREADS
 MARKS = PHASES * BLOCKS + 1  # the last one is nobody's
+HALF = 1 << 31  # of a word
 
 
 @flyc.jit
@@ -177,6 +178,23 @@ def test_a_mark_that_is_one_call_ahead_has_come():
             for mark in (1, 3, 4):  # in calls 1, 2, 3
                 words[2](MARKS - 1, mark)
                 launch(comm, words, 5, first=MARKS - 1, count=1)  # block 0 does not wait for tiles: no sum to expect
+                comm.check()
+
+    alone(body)
+
+
+@pytest.mark.parametrize("rests", [0, HALF + 9, EPOCH_LAST - 5], ids=["new", "half a cycle", "nearly one"])
+def test_a_mark_that_has_rested_has_not_come(rests):
+    """Nor has a new one, on a channel that has been used for long."""
+    epoch = HALF + 5 if not rests else 2
+
+    def body(comm):
+        with shared_words() as words:
+            comm._session.channels.reset(epoch=epoch)
+            for i in range(MARKS):
+                words[2](i, (epoch - rests - 1) % EPOCH_LAST + 1 if rests else 0)
+            for salt in range(4):
+                assert torch.equal(launch(comm, words, salt, late=salt % BLOCKS), expected(salt))
                 comm.check()
 
     alone(body)

@@ -8,12 +8,14 @@ has one call or several (layers, which take the tiles' buffers in turn). A mark 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import eq
 from typing import Any, NamedTuple
 
 from .flags import Epochs
 from .steps import Await, Barrier, Do, Drain, Fault, Fence, Load, Program, Step, Store, System, fixed
 
 EPOCHS = Epochs()
+COMPARE = {"in step": EPOCHS.in_step, "equal": eq, "arrived": EPOCHS.arrived}
 
 
 class Registers(NamedTuple):
@@ -27,7 +29,8 @@ class Shape:
     waves: int = 1
     calls: int = 3
     calls_per_launch: int = 1
-    first_epoch: int = 0  # the epoch before the first call, and what every mark holds
+    first_epoch: int = 0  # the epoch before the first call
+    marks: int | None = None  # what every mark holds before it; None: that epoch
     rests: frozenset[tuple[int, int]] = frozenset()  # (block, call): makes no tile, and nobody waits for one
     cumulative: bool = False  # the machine: see steps.py
     early_loads: bool = False
@@ -41,7 +44,7 @@ class Variant:
     wave_wait: bool = True  # each wave waits for its own stores before the barrier of `mark`
     mark_barrier: bool = True
     release: bool = True
-    compare: str = "arrived"  # or "equal"
+    compare: str = "in step"  # or "equal", "arrived"
     reset: str = "never"  # or "start": block 0 zeroes all marks as a launch begins; "waited": what was waited for
     holds: str = "epoch"  # or "count": how often it was marked, as a counter would that marks are added to
     acquire: bool = True
@@ -86,7 +89,7 @@ def _make(v: Variant, call: int, block: int, wave: int) -> list[Step]:
 
 def _read(v: Variant, call: int, block: int, wave: int, others: list[int], taken: int) -> list[Step]:
     def ready(r: Registers, seen: tuple[int, ...]) -> bool:
-        return all(s == r.epoch if v.compare == "equal" else EPOCHS.arrived(s, r.epoch) for s in seen)
+        return all(COMPARE[v.compare](s, r.epoch) for s in seen)
 
     def expect(r: Registers, values: tuple[int, ...]) -> Registers:
         if any(value != call for value in values):
@@ -108,7 +111,8 @@ def _read(v: Variant, call: int, block: int, wave: int, others: list[int], taken
 
 def system(shape: Shape, v: Variant) -> System:
     blocks, waves = range(shape.blocks), range(shape.waves)
-    memory: dict[Any, int] = {("mark", b): shape.first_epoch for b in blocks}
+    held = shape.first_epoch if shape.marks is None else shape.marks
+    memory: dict[Any, int] = {("mark", b): held for b in blocks}
     memory |= {("tile", slot, b, w): 0 for slot in range(v.buffers) for b in blocks for w in waves}
     tiles = tuple(address for address in memory if address[0] == "tile")
     start = Registers(epoch=shape.first_epoch, made=shape.first_epoch)

@@ -41,14 +41,34 @@ def test_it_holds_where_release_is_cumulative(shape: Shape) -> None:
     assert_right(system(replace(shape, cumulative=True), CUMULATIVE))
 
 
-def test_what_rests_is_behind_and_comes_again() -> None:
+def _rests(calls: int) -> Shape:
+    """Block 1 makes no tile between the first and the last of so many calls."""
+    return Shape(calls=calls, rests=frozenset((1, call) for call in range(2, calls)))
+
+
+def test_what_rests_is_of_another_call_and_comes_again() -> None:
     """Also over half a cycle of epochs: 10 of 12, in words of 4 bits, is more than half and looks arrived."""
-    rests = frozenset({(1, 2), (1, 3)})
-    assert_right(system(Shape(calls=4, rests=rests), MARKS))
-    long = Shape(calls=7, rests=frozenset((1, call) for call in range(2, 7)))
-    assert_right(system(long, MARKS))
-    too_long = Shape(calls=11, rests=frozenset((1, call) for call in range(2, 11)))
-    assert_finds(system(too_long, MARKS), STALE)
+    for calls in (4, 7, 11):
+        assert_right(system(_rests(calls), MARKS))
+    assert_right(system(_rests(7), Variant(compare="arrived")))
+    assert_finds(system(_rests(11), Variant(compare="arrived")), STALE)
+
+
+def test_after_a_cycle_less_one_a_mark_looks_ahead() -> None:
+    assert_finds(system(_rests(12), MARKS), STALE)
+    assert_finds(system(_rests(13), MARKS), STALE)
+
+
+@pytest.mark.parametrize("first", [0, 6, 8, 11])
+def test_new_marks_on_a_channel_that_has_long_been_used(first: int) -> None:
+    """Zeros, as ``reset`` leaves them too: no epoch is 0."""
+    new = Shape(first_epoch=first, marks=0)
+    assert_right(system(new, MARKS))
+    by_sign = system(new, Variant(compare="arrived"))
+    if first < 8:
+        assert_right(by_sign)
+    else:
+        assert_finds(by_sign, STALE)
 
 
 def test_without_the_per_wave_wait_another_waves_part_is_in_flight() -> None:
