@@ -10,6 +10,7 @@
 #include "cuda_internal.h"
 
 enum { LAUNCH_CLUSTER_DIMENSION = 4, LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6 }; /* CUlaunchAttributeID */
+enum { EDGES_IN_GRAPHS = 12030 }; /* of the driver: before 12.3 such a launch would end a capture */
 
 typedef struct launch_attribute { /* CUlaunchAttribute */
     int id;
@@ -36,12 +37,14 @@ static struct {
                   unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, void **extra);
     int (*occupancy)(int *blocks, void *function, int threads, size_t shared_bytes);
     int (*launch_ex)(const launch_config *config, void *function, void **parameters, void **extra); /* or NULL */
+    int (*version)(int *version);
 } cu;
 
 static const struct fc_symbol symbols[] = {
     {"cuFuncSetAttribute", &cu.function_set},
     {"cuLaunchKernel", &cu.launch},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", &cu.occupancy},
+    {"cuDriverGetVersion", &cu.version},
     {NULL, NULL},
 };
 
@@ -116,7 +119,14 @@ static void refuse(fc_cuda_kernel *kernel, int code, const launch_config *config
 
 static atomic_bool may_start_early, early_refused;
 
-void fc_cuda_start_early(bool allowed) { atomic_store_explicit(&may_start_early, allowed, memory_order_relaxed); }
+void fc_cuda_start_early(bool allowed)
+{
+    int version = 0;
+    if (allowed && pthread_once(&once, load) == 0 && loaded == 0)
+        cu.version(&version);
+    allowed = allowed && version >= EDGES_IN_GRAPHS;
+    atomic_store_explicit(&may_start_early, allowed, memory_order_relaxed);
+}
 
 /* A launch that may start before the kernel ahead of it on the stream has ended; in a graph, an edge that says so. Behind
  * what is no kernel, and as the first of a graph, it starts as any other. False where it was not launched: who asks then

@@ -22,7 +22,7 @@ typedef struct fc_cuda_kernel fc_cuda_kernel; /* one kernel of it in one context
 FC_API const char *fc_cuda_take_error(void); /* this thread's first error since the last call, or NULL */
 FC_API int fc_cuda_preload(int device);      /* load every image of this process, and its kernels, on the device */
 /* Whether kernels that wait for the one ahead of them (PTX griddepcontrol.wait) may start before it has ended, from the
- * next launch on; at first they may not. Other kernels never do. */
+ * next launch on; at first they may not. Other kernels never do, and none with a driver of before CUDA 12.3. */
 FC_API void fc_cuda_start_early(bool allowed);
 
 /* ---- for FlyDSL */

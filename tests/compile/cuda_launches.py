@@ -214,6 +214,11 @@ def test_only_kernels_that_wait_by_themselves_start_early(monkeypatch: pytest.Mo
     assert launched() == "launch barrier"
     off()
     monkeypatch.delenv(env.PDL.name)
+    ctypes.c_int.in_dll(driver, "fake_version").value = 12020
+    old = target.start_early(True)
+    assert launched() == "launch barrier", "a driver that cannot capture such a launch"
+    old()
+    ctypes.c_int.in_dll(driver, "fake_version").value = 13000
     end = target.start_early(True)
     ctypes.c_int.in_dll(driver, "fake_refuses_early").value = 1
     assert launched() == "launch barrier", "refused: launched plainly"

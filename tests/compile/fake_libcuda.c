@@ -130,6 +130,12 @@ DRIVER int cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, u
 /* as in cuda.h */
 struct launch_attribute { int id; char padding[4]; union { int allowed; char bytes[64]; } value; };
 struct launch_config { unsigned grid[3], block[3], shared; void *stream; struct launch_attribute *attributes; unsigned count; };
+DRIVER int fake_version = 13000;
+DRIVER int cuDriverGetVersion(int *version)
+{
+    *version = fake_version;
+    return 0;
+}
 DRIVER int fake_refuses_early; /* set: a launch with an attribute is refused */
 DRIVER int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments, void **extra)
 {
