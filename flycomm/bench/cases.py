@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -54,15 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse(args: argparse.Namespace) -> tuple[Case, ...]:
     """Every size with every dtype, dtype by dtype. Raises :class:`UsageError` for what is not a case."""
-    given = {name: getattr(args, name.replace("-", "_")) for name in _NAMES}
-    defaults = SUBJECTS[args.what].options
+    return of(args.what, {name: getattr(args, name.replace("-", "_")) for name in _NAMES}, args.dtype)
+
+
+def of(what: str, given: Mapping[str, str | None], dtypes: str | None = None) -> tuple[Case, ...]:
+    """:func:`parse` of options by name, ``given`` as typed; what is not in it, or None, is as usual for ``what``."""
+    defaults = SUBJECTS[what].options
     for name, value in given.items():
         if value is not None and name not in defaults:
             sizes = ", ".join(f"--{one}" for one in defaults)
-            raise UsageError(f"--{name} {value} means nothing to {args.what}, which is sized by {sizes}; leave it out")
-    chosen = {name: default if given[name] is None else given[name] for name, default in defaults.items()}
-    cases = _of_steps(chosen, args) if "format" in chosen else []
-    for dtype in [] if "format" in chosen else parse_list(args.dtype or _DTYPE):
+            raise UsageError(f"--{name} {value} means nothing to {what}, which is sized by {sizes}; leave it out")
+    chosen = {name: default if given.get(name) is None else given[name] for name, default in defaults.items()}
+    cases = _of_steps(chosen, what, dtypes) if "format" in chosen else []
+    for dtype in [] if "format" in chosen else parse_list(dtypes or _DTYPE):
         if dtype not in DTYPES:
             raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}; use these")
         cases += _of_bytes(str(chosen["bytes"]), dtype) if "bytes" in chosen else _of_rows(chosen, dtype)
@@ -99,9 +104,9 @@ def _of_rows(chosen: dict[str, Any], dtype: str) -> list[Case]:
     return cases
 
 
-def _of_steps(chosen: dict[str, Any], args: argparse.Namespace) -> list[Case]:
-    if args.dtype is not None:
-        raise UsageError(f"--dtype {args.dtype} means nothing to {args.what}, whose cache has a --format; leave it out")
+def _of_steps(chosen: dict[str, Any], what: str, dtypes: str | None) -> list[Case]:
+    if dtypes is not None:
+        raise UsageError(f"--dtype {dtypes} means nothing to {what}, whose cache has a --format; leave it out")
     formats, kinds = parse_list(chosen["format"]), parse_list(chosen["kind"])
     counts = [[None] if chosen[name] is None else parse_counts(chosen[name], name) for name in _OF_STEPS]
     names = [name.replace("-", "_") for name in _OF_STEPS]

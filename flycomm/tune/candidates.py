@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flycomm.channel import FRAGMENT_BYTES
 from flycomm.geometry import Geometry, size_class
@@ -54,10 +55,13 @@ class Grids:
         ]
         return list(dict.fromkeys(found))
 
-    def _blocks(self, num_bytes: int, threads: int) -> int:
-        wanted = -(-num_bytes // (FRAGMENT_BYTES * threads))
+    def a_block_each(self, count: int) -> int:
+        """Blocks, a power of two, until the grid is full."""
         most = 1 << min(_MOST_BLOCKS, self.units).bit_length() - 1
-        return min(most, 1 << (wanted - 1).bit_length())
+        return min(most, 1 << (count - 1).bit_length())
+
+    def _blocks(self, num_bytes: int, threads: int) -> int:
+        return self.a_block_each(-(-num_bytes // (FRAGMENT_BYTES * threads)))
 
 
 @dataclass(frozen=True, order=True)
@@ -84,12 +88,15 @@ class Candidate:
     def geometry(self) -> Geometry:
         return Geometry(self.blocks, self.threads)
 
+    def __str__(self) -> str:
+        return f"{self.protocol} {self.blocks} × {self.threads}"
+
     def row(self, op: str, worlds: tuple[int, int], largest: int | None) -> Row:
         return Row(op, worlds, "any", largest, self.protocol, self.blocks, self.threads, self.capacity)
 
 
 Times = Mapping[Candidate, float]  # µs a call
-Stage = Callable[[int, Times], list[Candidate]]  # of a size in bytes, what is worth measuring after what was
+Stage = Callable[[Any, Times], list[Candidate]]  # of a size, what is worth measuring after what was
 
 
 def stages(op: str, world: int, grids: Grids, fits: Callable[[Geometry], bool]) -> tuple[Stage, ...]:
@@ -108,12 +115,12 @@ def stages(op: str, world: int, grids: Grids, fits: Callable[[Geometry], bool]) 
         return fitting(
             Candidate.of(protocol, grid, num_bytes, _USUAL_PIECE)
             for protocol in _protocols(op, world, num_bytes)
-            if protocol in _close(times)
+            if protocol in close(times)
             for grid in grids.all(_share(protocol, num_bytes, world))
         )
 
     def pieces(num_bytes: int, times: Times) -> list[Candidate]:
-        best = {protocol: candidate for protocol, candidate in _close(times).items() if protocol in LOOPING}
+        best = {protocol: candidate for protocol, candidate in close(times).items() if protocol in LOOPING}
         return fitting(
             Candidate.of(protocol, candidate.geometry, num_bytes, piece)
             for protocol, candidate in best.items()
@@ -128,12 +135,17 @@ def fastest(times: Times, count: int) -> list[Candidate]:
     return sorted(times, key=lambda one: times[one])[:count]
 
 
+def worth_whole(protocol: str, num_bytes: int) -> bool:
+    """Whether what a protocol does to every byte may be paid for so many."""
+    return num_bytes <= _LARGEST_WHOLE.get(protocol, num_bytes)
+
+
 def _protocols(op: str, world: int, num_bytes: int) -> list[str]:
     return [
         protocol
         for protocol in PROTOCOLS
         if carries(protocol, op, "sum")
-        and num_bytes <= _LARGEST_WHOLE.get(protocol, num_bytes)
+        and worth_whole(protocol, num_bytes)
         and (protocol != "two_shot" or (world > 1 and num_bytes >= _SMALLEST_TWO_SHOT))
     ]
 
@@ -143,7 +155,7 @@ def _share(protocol: str, num_bytes: int, world: int) -> int:
     return -(-num_bytes // world) if protocol == "two_shot" else num_bytes
 
 
-def _close(times: Times) -> dict[str, Candidate]:
+def close(times: Times) -> dict[str, Candidate]:
     """The fastest candidate of every protocol that is close to the best."""
     best: dict[str, Candidate] = {}
     for candidate in fastest(times, len(times)):

@@ -33,14 +33,22 @@ def check_memory(world: World, found: Capabilities, sharing: int, ops: Sequence[
     device's memory is for these. Collective."""
     whats = [Collective.of(op, None) for op in ops]
     shares = max(what.input_numel(1, world.size) + 3 * what.output_numel(1, world.size) for what in whats)
-    needed = shares * largest * BUFFERS * sharing
-    problem = ""
-    if needed > found.memory_bytes // 2:
-        problem = (
-            f"--to {format_bytes(largest).replace(' ', '')} needs {needed >> 20} MiB of a device for its data, over "
-            f"half of the {found.memory_bytes >> 20} MiB that it has; give a smaller --to"
-        )
-    _refuse(world, problem)
+    asked = f"--to {format_bytes(largest).replace(' ', '')}"
+    _refuse(world, _too_much(found, shares * largest * BUFFERS * sharing, asked, "--to"))
+
+
+def check_data(world: World, found: Capabilities, sharing: int, op: str, num_bytes: int) -> None:
+    """The same of the weights or caches of one rank's largest case. Collective."""
+    _refuse(world, _too_much(found, num_bytes * sharing, f"--ops {op}", "shape"))
+
+
+def _too_much(found: Capabilities, needed: int, asked: str, what: str) -> str:
+    if needed <= found.memory_bytes // 2:
+        return ""
+    return (
+        f"{asked} needs {needed >> 20} MiB of a device for its data, over half of the {found.memory_bytes >> 20} MiB "
+        f"that it has; give a smaller {what}"
+    )
 
 
 def agreed_capabilities(world: World, found: Capabilities) -> tuple[Capabilities, int]:

@@ -34,11 +34,7 @@ def choose(times: Mapping[int, Times], preferred: Mapping[int, Candidate] | None
     choices: list[Choice] = []
     for num_bytes in sorted(size for size, measured in times.items() if measured):
         measured = times[num_bytes]
-        limit = min(measured.values()) * (1 + NOISE)
-        equal = sorted(
-            (one for one, us in measured.items() if us <= limit),
-            key=lambda one: (one.blocks * one.threads, measured[one], one),
-        )
+        equal = _equal(measured)
         alike = [one for one in equal if (preferred or {}).get(num_bytes) == one]
         if not alike and choices:
             before = choices[-1]
@@ -46,6 +42,22 @@ def choose(times: Mapping[int, Times], preferred: Mapping[int, Candidate] | None
         taken = min(alike, key=lambda one: (measured[one], one)) if alike else equal[0]
         choices.append(Choice(num_bytes, taken, measured[taken]))
     return choices
+
+
+def choose_from_the_longest(
+    times: Mapping[int, Times], preferred: Mapping[int, Candidate] | None = None
+) -> list[Choice]:
+    """As :func:`choose`, for rows of which each may take all that is shorter: a choice goes on from the size after it,
+    so that few rows do. Capacities don't count: that of a row is the largest of its choices'."""
+    choices: list[Choice] = []
+    for num_bytes in sorted((size for size, measured in times.items() if measured), reverse=True):
+        measured = times[num_bytes]
+        equal = _equal(measured)
+        models = [(preferred or {}).get(num_bytes), choices[-1].candidate if choices else None]
+        alike = [one for model in models if model is not None for one in equal if _same_grid(model, one)]
+        taken = (alike or equal)[0]
+        choices.append(Choice(num_bytes, taken, measured[taken]))
+    return choices[::-1]
 
 
 def rows_of(op: str, worlds: tuple[int, int], choices: Iterable[Choice]) -> list[Row]:
@@ -67,10 +79,22 @@ def collapsed(rows: Sequence[Row]) -> list[Row]:
     return kept
 
 
+def _equal(measured: Times) -> list[Candidate]:
+    """What is as fast as the best, within the noise; the fewest threads first."""
+    limit = min(measured.values()) * (1 + NOISE)
+    return sorted(
+        (one for one, us in measured.items() if us <= limit),
+        key=lambda one: (one.blocks * one.threads, measured[one], one),
+    )
+
+
+def _same_grid(one: Candidate, other: Candidate) -> bool:
+    return (one.protocol, one.geometry) == (other.protocol, other.geometry)
+
+
 def _carries_on(earlier: Candidate, later: Candidate, num_bytes: int) -> bool:
     """Whether ``later`` does messages of up to ``num_bytes`` as ``earlier`` does."""
-    alike = (earlier.protocol, earlier.geometry) == (later.protocol, later.geometry)
-    return alike and _piece(earlier.capacity, num_bytes) == _piece(later.capacity, num_bytes)
+    return _same_grid(earlier, later) and _piece(earlier.capacity, num_bytes) == _piece(later.capacity, num_bytes)
 
 
 def _same_pieces(earlier: Row, later: Row) -> bool:

@@ -13,14 +13,17 @@ from flycomm import _console, env, tables, targets
 from flycomm.bench.ranks import over_ranks
 from flycomm.errors import CommError
 from flycomm.tune import options, report
-from flycomm.tune.run import Settings, Tuned, run, write
+from flycomm.tune.results import Tuned
+from flycomm.tune.run import run, write
+from flycomm.tune.work import Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The whole command; returns the exit code: 0, 1 where a candidate gave a wrong result, 2 where it cannot run."""
     parser = argparse.ArgumentParser(
         prog="python -m flycomm tune",
-        description="Measure which protocol and grid is fastest for which size, and leave a table that init uses.",
+        description="Measure which protocol and grid is fastest for which size, and from where on one kernel for "
+        "several, or sharing, pays; leave a table that init uses.",
     )
     options.add_arguments(parser)
     args = parser.parse_args(arguments)
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _show(args.target, args.out)
         settings = options.settings(args)
         started, tuned = over_ranks(
-            settings.target, args.world, False, lambda world, group, how: run(world, group, how, settings)
+            settings.target, args.world, settings.with_group, lambda world, group, how: run(world, group, how, settings)
         )
         if started.reports:
             _finish(tuned, settings, started.world_size)

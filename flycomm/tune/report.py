@@ -8,27 +8,27 @@ from itertools import groupby
 from flycomm import _console
 from flycomm.bench.collective import SHARE
 from flycomm.bench.units import format_bytes
-from flycomm.tables import LOOPING, Row, Table
-from flycomm.tune.run import Line, Tuned
-
-_NOTHING = "–"
+from flycomm.tables import Row, Table
+from flycomm.tune.messages import piece
+from flycomm.tune.results import Tuned
 
 
 def show(tuned: Tuned, where: str) -> None:
     """The choices and their times; ``where``: ranks, target and device."""
-    for (op, mode), group in groupby(tuned.lines, lambda line: (line.op, line.mode)):
-        columns = [SHARE[op], "protocol", "grid", "piece", "µs", "before", "gain"]
-        _console.table(f"{op}, {where}, {mode}: µs a call, slowest rank", columns, [_line(one) for one in group])
+    for one in tuned.sections:
+        if one.rows:
+            title = f"{one.op}, {where}, {one.mode}: µs a call, slowest rank"
+            _console.table(title, one.columns, one.rows)
     for note in tuned.notes:
         _console.write(note)
 
 
 def show_plan(tuned: Tuned, where: str) -> None:
     """What would be measured."""
-    for (op, mode), group in groupby(tuned.planned, lambda one: one[:2]):
-        rows = [[format_bytes(size), str(count)] for _, _, size, count in group]
+    for (op, mode), group in groupby(tuned.planned, lambda one: (one.op, one.mode)):
+        rows = [[one.size, str(one.count)] for one in group]
         _console.table(f"{op}, {where}, {mode}: measurements at most", [SHARE[op], "measurements"], rows)
-    total = sum(count for *_, count in tuned.planned)
+    total = sum(one.count for one in tuned.planned)
     _console.write(f"{total} measurements at most, for {tuned.path}; nothing was measured (--dry-run)")
 
 
@@ -39,29 +39,24 @@ def show_table(table: Table, place: str) -> None:
         _console.write(f"  {part}")
     _console.write()
     for (op, worlds, mode), group in groupby(table.rows, lambda row: (row.op, row.worlds, row.mode)):
-        ranks = f"{worlds[0]} to {worlds[1]} ranks" if worlds[0] < worlds[1] else f"{worlds[0]} ranks"
-        title = f"{op}, {ranks}{'' if mode == 'any' else f', {mode}'}"
+        title = f"{op}, {_ranks(worlds)}{'' if mode == 'any' else f', {mode}'}"
         _console.table(title, [f"{SHARE[op]} up to", "protocol", "grid", "piece"], [_row(row) for row in group])
+    for (kernel, worlds), pays in groupby(table.mono, lambda one: (one.kernel, one.worlds)):
+        rows = [[str(one.hidden), str(one.inter), str(one.rows)] for one in pays]
+        _console.table(f"{kernel}, {_ranks(worlds)}", ["hidden", "intermediate", "one launch up to rows"], rows)
+    for (kind, worlds), lines in groupby(table.indexer, lambda one: (one.kind, one.worlds)):
+        rows = [[_or(one.rows, "any"), _or(one.context, "never"), one.source] for one in lines]
+        _console.table(f"indexer {kind}, {_ranks(worlds)}", ["rows up to", "shared from tokens", "source"], rows)
+
+
+def _ranks(worlds: tuple[int, int]) -> str:
+    return f"{worlds[0]} to {worlds[1]} ranks" if worlds[0] < worlds[1] else f"{worlds[0]} ranks"
+
+
+def _or(number: int | None, otherwise: str) -> str:
+    return otherwise if number is None else str(number)
 
 
 def _row(row: Row) -> list[str]:
     largest = "any" if row.largest is None else format_bytes(row.largest)
-    return [largest, row.protocol, f"{row.blocks} × {row.threads}", _piece(row.protocol, row.capacity, row.largest)]
-
-
-def _line(line: Line) -> list[str]:
-    one, size = line.choice.candidate, line.choice.num_bytes
-    cells = [
-        format_bytes(size),
-        one.protocol,
-        f"{one.blocks} × {one.threads}",
-        _piece(one.protocol, one.capacity, size),
-    ]
-    if line.before_us is None:
-        return [*cells, f"{line.choice.us:.2f}", _NOTHING, _NOTHING]
-    return [*cells, f"{line.choice.us:.2f}", f"{line.before_us:.2f}", f"{line.before_us / line.choice.us - 1:.0%}"]
-
-
-def _piece(protocol: str, capacity: int, size: int | None) -> str:
-    """What goes at a time, where that is not the whole message."""
-    return format_bytes(capacity) if protocol in LOOPING and (size is None or capacity < size) else "whole"
+    return [largest, row.protocol, f"{row.blocks} × {row.threads}", piece(row.protocol, row.capacity, row.largest)]

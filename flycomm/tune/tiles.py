@@ -34,7 +34,7 @@ class Tiled(Problem):
     """A problem of ``num_bytes`` a rank's share, with results compared where they are."""
 
     def __init__(self, context: Context, tiles: Tiles, num_bytes: int):
-        self.case = Case(num_bytes, DTYPE)
+        self.case = self.case_of(num_bytes)
         what, world, rank = context.collective, context.world.size, context.world.rank
         share = num_bytes // DTYPES[DTYPE].itemsize
         count = what.input_numel(share, world)
@@ -43,6 +43,10 @@ class Tiled(Problem):
         self.expected = [
             _expected(what, terms, total, rank, share) for terms, total in zip(tiles.inputs, tiles.sums, strict=True)
         ]
+
+    @staticmethod
+    def case_of(num_bytes: int) -> Case:
+        return Case(num_bytes, DTYPE)
 
     def judge(self, results: Mapping[int, torch.Tensor], exact: bool) -> Verdict:
         """To the bit, whatever ``exact`` says."""

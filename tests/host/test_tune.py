@@ -111,6 +111,7 @@ def test_the_next_init_uses_what_was_measured(cache, monkeypatch, capsys):
     assert _protocols("all_gather", 3) == _protocols("all_reduce", 2) == ["flags"] * 4
 
 
+@pytest.mark.full
 def test_another_world_and_another_operation_are_added(cache, monkeypatch):
     _timed(monkeypatch, lambda row, size: 1.0 if row.protocol == "packets" else 2.0)
     assert _tune("--world", "2", "--ops", "all_gather") == 0
@@ -166,7 +167,7 @@ def test_one_wrong_bit_keeps_a_candidate_out(cache, one_grid, monkeypatch, capsy
     _timed(monkeypatch, lambda row, size: 1.0 if row.protocol == "packets" else 2.0)
     assert _tune("--world", "2", "--ops", "all_gather") == 1
     shown = capsys.readouterr().out
-    assert "all_gather, 2048 bytes, packets 1 × 64: the result is wrong by up to" in shown
+    assert "all_gather, 2 KiB, packets 1 × 64: the result is wrong by up to" in shown
     assert {row.protocol for row in tables.load(_arch()).of("all_gather", 2, False)} == {"flags"}
 
 

@@ -26,7 +26,8 @@ from flycomm.tune import checks, merge, report
 from flycomm.tune.candidates import CLOSE, Candidate, Grids, stages
 from flycomm.tune.choice import NOISE, Choice, choose, collapsed, rows_of
 from flycomm.tune.cli import main
-from flycomm.tune.search import Clock, budget, candidate_table, columns
+from flycomm.tune.messages import candidate_table
+from flycomm.tune.search import Clock, budget, columns
 from flycomm.tune.tiles import Tiled, Tiles
 from flycomm.world import World
 
@@ -134,8 +135,14 @@ def test_grids_that_do_not_fit_are_not_named():
 
 def test_columns_are_the_first_of_every_size_then_the_second():
     a, b, c = (Candidate("flags", blocks, 64, 4096) for blocks in (1, 2, 4))
-    assert list(columns({1: [a, b], 2: [], 4: [c]})) == [{1: a, 4: c}, {1: b}]
-    assert list(columns({1: [], 2: []})) == []
+    assert list(columns({1: [a, b], 2: [], 4: [c]}, lambda *anything: True)) == [{1: a, 4: c}, {1: b}]
+    assert list(columns({1: [], 2: []}, lambda *anything: True)) == []
+
+
+def test_what_one_table_cannot_hold_is_in_columns_of_its_own():
+    a, b, c = (Candidate("flags", blocks, 64, 4096) for blocks in (1, 2, 4))
+    apart = columns({1: [a, b], 2: [c], 4: [c]}, lambda column, size, one: c not in column.values())
+    assert list(apart) == [{1: a, 2: c}, {1: b, 4: c}]
 
 
 @given(world=st.integers(1, MAX_WORLD), graphs=st.booleans(), op=st.sampled_from(OPS), data=st.data())
@@ -320,7 +327,7 @@ def test_a_table_tells_what_measured_it_once():
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("size", [64, 256 * KIB, 400_006])
+@pytest.mark.parametrize("size", [64, 32 * KIB, pytest.param(400_006, marks=pytest.mark.full)])
 def test_tiles_are_what_the_collective_makes_of_them(op: str, size: int):
     what, tiles = Collective.of(op, None), Tiles(3, torch.device("cpu"))
     problems = []

@@ -57,18 +57,30 @@ def _weights(
     ]
 
 
+def check(case: Case) -> None:
+    """Raise :class:`UsageError` for what the layer cannot be."""
+    rows = case.rows or 0
+    _math(case.grid)
+    if case.grid is not None:
+        _geometry(case.grid)
+    if case.dtype != "bf16":
+        raise UsageError(f"--dtype {case.dtype} is not bf16, which the mono layer is in; use bf16")
+    if rows > ROWS[-1]:
+        raise UsageError(f"--rows {rows} is over the {ROWS[-1]} of the mono layer's largest class; use at most that")
+    _layer(case).check(case.dtype, _HOST.threads)
+
+
+def _layer(case: Case) -> Layer:
+    held = next(known for known in ROWS if known >= (case.rows or 0))
+    return Layer(case.hidden or 0, case.intermediate or 0, case.projection or 0, held, math=_math(case.grid))
+
+
 class MonoProblem:
     """Inputs on the device, and on the CPU what their results must be, one of each a buffer."""
 
     def __init__(self, context: Context, case: Case):
         rows, hidden, intermediate = case.rows or 0, case.hidden or 0, case.intermediate or 0
-        _math(case.grid)
-        if case.dtype != "bf16":
-            raise UsageError(f"--dtype {case.dtype} is not bf16, which the mono layer is in; use bf16")
-        if rows > ROWS[-1]:
-            raise UsageError(
-                f"--rows {rows} is over the {ROWS[-1]} of the mono layer's largest class; use at most that"
-            )
+        check(case)
         self.inputs: list[MonoInput] = []
         self._expected: list[tuple[torch.Tensor, torch.Tensor]] = []
         for buffer in range(BUFFERS):
@@ -150,6 +162,10 @@ def _grid(context: Context, asked: str | None) -> Geometry:
             return _HOST
         units = context.target.capabilities(context.world.device).compute_units
         return Geometry(min(_GPU_BLOCKS, units - 1), _GPU_THREADS)
+    return _geometry(asked)
+
+
+def _geometry(asked: str) -> Geometry:
     blocks, _, threads = asked.partition("/")[0].partition("x")
     if not (blocks.isdecimal() and threads.isdecimal()):
         raise UsageError(f"--grid {asked} is not BLOCKSxTHREADS; write it as in 128x256, or 128x256/dot")

@@ -123,13 +123,14 @@ class FlycommNorm(Contender):
 
 def protocol(context: Context, case: Case, captured: bool) -> str:
     """Of the one kernel, or "separate", or "fallback" where the group's own backend makes the sum."""
-    return _plan(context, case, captured).protocol
+    return plan(context, case, captured).protocol
 
 
 def grid(context: Context, case: Case, captured: bool) -> Geometry:
-    row = _plan(context, case, captured).row
+    row = plan(context, case, captured).row
     return SYNC if row is None else row.geometry
 
 
-def _plan(context: Context, case: Case, captured: bool) -> Plan:
+def plan(context: Context, case: Case, captured: bool) -> Plan:
+    """What a call of this case uses."""
     return context.comm.plan_rms_norm(DTYPES[case.dtype], case.rows or 0, case.hidden or 0, captured)
