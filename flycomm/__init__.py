@@ -21,12 +21,18 @@ world            rank, size, and how ranks exchange bytes
 memory           ``SymmetricBuffer``: memory that every rank has mapped
 primitives       FlyDSL device components
 kernels          one algorithm a file; ``SHIPPED`` lists every specialization
+indexer          context parallelism of sparse-attention indexers
 dispatch         ``select``: the plan of a call, the same on all ranks
 channels         pads, staging and state of a communicator
 ops              ``torch.ops.flycomm``
+collectives,     the calls: from tensors to one launch
+topk, fused
+trace            what the blocks of all ranks did when
 communicator     ``Communicator``: what a user holds
-compile, bench,  ``python -m flycomm compile | bench | tune | doctor``
-tune, doctor
+mono             several operations of a model in one launch
+compile, bench,  ``python -m flycomm compile | bench | tune | litmus | doctor``
+tune, litmus,
+doctor
 ================ =======================================================================================
 
 Importing this package loads neither FlyDSL nor a driver: names load their room when they are first used.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flycomm import __version__, _console
-from flycomm.errors import CommError
+from flycomm.errors import CommError, UsageError
 
 _OF_THEIR_OWN = ("bench", "tune", "trace", "litmus")  # commands with options of their own, loaded only when asked for
 
@@ -27,11 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _doctor(options) if options.command == "doctor" else _compile(options)
     except CommError as error:
         sys.stderr.write(f"flycomm {options.command}: {error}\n")
-        return 2
+    except OSError as error:
+        sys.stderr.write(
+            f"flycomm {options.command}: {error.filename} cannot be written ({error.strerror}); name another\n"
+        )
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m flycomm", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m flycomm", description="Communication between the GPUs of one node, inside a kernel."
+    )
     parser.add_argument("--version", action="version", version=f"flycomm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
@@ -63,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 def _doctor(options: argparse.Namespace) -> int:
     from flycomm import doctor
 
+    if options.archive is None and (options.add or options.kernels):
+        raise UsageError("--add and --kernels say what is in an archive; pass --archive FILE.tar.gz with them")
     return doctor.main(options.json, options.archive, options.add, options.kernels)
 
 

@@ -18,12 +18,13 @@ from flycomm.layout import Key, Routes, key_of
 from flycomm.primitives.peers import addresses_type
 from flycomm.session import Session
 from flycomm.tables import OPS, Row
-from flycomm.validate import ALIGNMENT, check_apart, check_gathered, check_like, check_scattered, usable
+from flycomm.validate import ALIGNMENT, as_usable, check_apart, check_gathered, check_like, check_scattered, usable
 
 NAMES = {getattr(torch, entry.torch_name): entry.name for entry in REDUCIBLE.values()}
 _FALLBACK = "fallback"
 _MOST = 2**31 - 16  # elements that a kernel can count: whole fragments of them, in signed words of 32 bits
 _LAUNCHES = 4096  # kept ready, of as many different sizes
+_UNKNOWN = object()
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Collectives:
         launch = self._launch("all_reduce", op, x.dtype, x.numel(), channel, captured)
         if launch is None:
             return self._fall_back("all_reduce", x, op, out)
-        source = x if usable(x) else x.clone(memory_format=torch.contiguous_format)
+        source = as_usable(x)
         result = out if out is not None and usable(out) else torch.empty_like(source)
         self._run(launch, source, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
@@ -86,7 +87,7 @@ class Collectives:
         launch = self._launch("reduce_scatter", op, x.dtype, count, channel, captured, int(aligned))
         if launch is None:
             return self._fall_back("reduce_scatter", x, op, out)
-        source = x if usable(x) else x.clone(memory_format=torch.contiguous_format)
+        source = as_usable(x)
         result = out if out is not None and usable(out) else x.new_empty(shape)
         self._run(launch, source, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
@@ -106,7 +107,7 @@ class Collectives:
         launch = self._launch("all_gather", "", x.dtype, x.numel(), channel, captured, width)
         if launch is None:
             return self._fall_back("all_gather", x, "", out, last)
-        source = x if usable(x) else x.clone(memory_format=torch.contiguous_format)
+        source = as_usable(x)
         result = out if out is not None and usable(out) else x.new_empty(shape)
         self._run(launch, source, result, channel, captured)
         return result if out is None or result is out else out.copy_(result)
@@ -190,9 +191,12 @@ class Collectives:
         """What launches such a call, ``launch(source, out, stream)``; None if the group's own backend has to do it."""
         key = (op, reduction, dtype, count, channel, captured, detail)
         try:
-            return self._launches[key]
-        except KeyError:
-            return self.keep(key, self._make(_Call(*key)))
+            launch = self._launches.get(key, _UNKNOWN)
+        except TypeError:  # of what cannot be a key
+            raise UsageError(
+                f"op={reduction!r} is not a name, or channel={channel!r} not a number; pass these"
+            ) from None
+        return self.keep(key, self._make(_Call(*key))) if launch is _UNKNOWN else launch
 
     def kept(self, key: tuple[Any, ...]) -> Any:
         """A launch made ready before, or None."""

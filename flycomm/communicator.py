@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from flycomm.signals import Signals
 from flycomm.symmetric import SymmetricTensor
 from flycomm.topk import topk_exchange
 from flycomm.trace import Trace
-from flycomm.validate import check_options
+from flycomm.validate import check_dtypes, check_options, check_plan, check_tensor, whole
 from flycomm.world import World
 
 
@@ -57,10 +57,13 @@ class Communicator:
         channels: int,
         protocol: str,
         table: str | None,
-        kernel_channels: dict[str, tuple[int, int]],
+        kernel_channels: Mapping[str, tuple[int, int]],
         topk: tuple[int, int],
         debug: bool,
     ):
+        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, table, topk]
+        said = json.dumps([*options, str(kernel_channels)], default=repr)  # wrong ones too: all ranks raise alike
+        world.agree(said.encode(), "options of flycomm.init")
         check_options(world, max_bytes, timeout, fall_back, channels, protocol, kernel_channels, topk)
         self.rank = world.rank
         self.world_size = world.size
@@ -72,8 +75,6 @@ class Communicator:
         session = self._session = Session(world, target, name, debug)
         self.device = session.device
         capabilities = target.capabilities(world.device)
-        options = [__version__, target.name, max_bytes, timeout, fall_back, channels, protocol, table, topk]
-        world.agree(json.dumps([*options, kernel_channels]).encode(), "options of flycomm.init")
         rows = self.table = agreed_table(world, capabilities.arch, table)
         kernel_blocks = sum(blocks for blocks, _ in kernel_channels.values())
         residency = Residency.of(capabilities, session.ranks_on_device(), channels, kernel_blocks)
@@ -86,7 +87,7 @@ class Communicator:
             if graphs:
                 residency.check_all(as_counted(grid) for grid, _ in session.lane_channels.values())
         layout = plan_layout(
-            rows, world.size, max_bytes, channels, graphs, kernel_channels, protocol, fits, session.lane_channels
+            rows, world.size, max_bytes, channels, graphs, dict(kernel_channels), protocol, fits, session.lane_channels
         )
         self._collectives = Collectives(session, fall_back, max_bytes, layout.routes)
         self._fused = Fused(session, self._collectives, layout.routes, capabilities.arch)
@@ -291,6 +292,7 @@ class Communicator:
 
     def should_use(self, x: torch.Tensor, op: str = "sum") -> bool:
         """Whether :meth:`all_reduce` of ``x`` would run flycomm's kernel; the same on all ranks."""
+        check_tensor("the input", x)
         return self.plan("all_reduce", x.dtype, x.numel() * x.element_size(), op).protocol != "fallback"
 
     def plan(
@@ -301,6 +303,8 @@ class Communicator:
         ``num_bytes``: of the message of an all-reduce, of a rank's shard otherwise. ``captured``: in a graph, or not
         (default: whether a capture is going on).
         """
+        self._session.check_open()
+        check_plan(op, dtype, num_bytes)
         if captured is None:
             captured = self._session.is_capturing()
         return self._collectives.plan(op, reduction, dtype, num_bytes, captured)
@@ -311,6 +315,10 @@ class Communicator:
         Its ``row`` is that of the one kernel; where that is None, ``protocol`` is "separate" for an all-reduce and a
         kernel a step, or "fallback".
         """
+        self._session.check_open()
+        check_dtypes(dtype)
+        if not whole(rows, hidden) or min(rows, hidden) < 0:
+            raise UsageError(f"{rows!r} rows of {hidden!r} elements cannot be; pass whole numbers of at least 0")
         if captured is None:
             captured = self._session.is_capturing()
         return self._fused.plan(dtype, rows, hidden, captured)
@@ -323,6 +331,12 @@ class Communicator:
         running kernel, so call it before the first collective.
         """
         self._session.enter()
+        if not isinstance(dtypes, Sequence) or not isinstance(num_bytes, Sequence) or not whole(*num_bytes):
+            raise UsageError(
+                f"dtypes={dtypes!r} and num_bytes={num_bytes!r} are not sequences of dtypes and of whole numbers; pass "
+                "for example [torch.bfloat16], [8192]"
+            )
+        check_dtypes(*dtypes)
         for specialization in self._collectives.needed(dtypes, num_bytes):
             self._session.load(specialization)
         self._session.world.barrier()

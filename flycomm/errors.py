@@ -48,7 +48,8 @@ class TimeoutRecord:
 
     ``expected`` and ``seen`` are the low 32 bits of the word that was waited for. ``phase`` is a name from
     :data:`flycomm.channel.PHASES`. ``reason`` is ``"timeout"``, ``"abort"`` (a peer gave up first), ``"desync"``
-    (a peer is at another call) or ``"overlap"`` (two launches used one channel at the same time).
+    (a peer is at another call), ``"mismatch"`` (a peer's call is of another kind, dtype or size) or ``"overlap"`` (two
+    launches used one channel at the same time).
     """
 
     rank: int

@@ -26,6 +26,7 @@ from flycomm.errors import (
 from flycomm.geometry import Geometry
 from flycomm.layout import Key
 from flycomm.targets import Target
+from flycomm.validate import check_tensor
 from flycomm.world import World
 
 logger = logging.getLogger("flycomm")
@@ -61,7 +62,8 @@ class Session:
         if self.failure is None and self.channels is not None and self.channels.failed():
             record = self.channels.failure()
             if record is not None:
-                self.failure = CommTimeout(f"{record}; call recover() on all ranks, or close", record)
+                hint = " (init(debug=True) names their calls)" if record.reason == "mismatch" else ""
+                self.failure = CommTimeout(f"{record}{hint}; call recover() on all ranks, or close", record)
         if self.failure is not None:
             raise CommTimeout(str(self.failure), self.failure.record)
 
@@ -76,12 +78,14 @@ class Session:
         return self.channels
 
     def check_device(self, x: torch.Tensor) -> None:
+        if type(x) is not torch.Tensor:  # of a subclass, or no tensor at all: this is asked at every call
+            check_tensor("the input", x)
         if x.device != self.device:
             raise UsageError(f"the tensor is on {x.device}, this communicator on {self.device}; move the tensor")
 
     def check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world.size:
-            raise UsageError(f"rank {rank} is not in 0..{self.world.size - 1}; pass a rank of this group")
+        if rank not in range(self.world.size):
+            raise UsageError(f"rank {rank!r} is not in 0..{self.world.size - 1}; pass a rank of this group")
 
     def roll_call(self, op: str, reduction: str, shape: tuple[int, ...], dtype: str) -> None:
         """In debug mode, compare what every rank is about to do, before a channel is touched."""

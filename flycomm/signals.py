@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ from flycomm.channel import USER_CHANNELS
 from flycomm.errors import UsageError
 from flycomm.layout import Key
 from flycomm.session import Session
+from flycomm.validate import sized, whole
 from flycomm.views import tensor_at
 
 _KEY = Key(0, False, "signals")
@@ -33,21 +33,24 @@ class Signals:
     def buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int) -> torch.Tensor:
         channels = self._session.require_channels()
         self._session.check_rank(rank)
-        start, length = storage_offset * dtype.itemsize, math.prod(sizes) * dtype.itemsize
+        shape, length = sized(sizes, dtype)
+        if not whole(storage_offset):
+            raise UsageError(f"storage_offset={storage_offset!r} is not a number of elements; pass a whole number")
+        start = storage_offset * dtype.itemsize
         if start < 0 or start + length > channels.layout.user_bytes:
             raise UsageError(
                 f"bytes {start}..{start + length} are outside the buffer of {channels.layout.user_bytes} bytes; "
                 "pass a larger max_bytes to init"
             )
         address = channels.user_address(rank) + start
-        return tensor_at(address, length, self._session.device).view(dtype).view(tuple(sizes))
+        return tensor_at(address, length, self._session.device).view(dtype).view(shape)
 
     def _launch(self, specialization: kernels.Specialization, peer: int, channel: int) -> None:
         session = self._session
         channels = session.require_channels()
         session.check_rank(peer)
-        if not 0 <= channel < USER_CHANNELS:
-            raise UsageError(f"signal channel {channel} is not in 0..{USER_CHANNELS - 1}; use one of these")
+        if channel not in range(USER_CHANNELS):
+            raise UsageError(f"signal channel {channel!r} is not in 0..{USER_CHANNELS - 1}; use one of these")
         if peer == session.world.rank:
             raise UsageError(f"rank {peer} cannot signal itself; order work on one rank with streams and events")
         handle = session.load(specialization)

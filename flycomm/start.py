@@ -9,7 +9,7 @@ from typing import Any
 
 from flycomm import env, targets
 from flycomm.communicator import Communicator
-from flycomm.errors import CommError, TargetError
+from flycomm.errors import CommError, TargetError, UsageError
 from flycomm.world import World
 
 DEFAULT_MAX_BYTES = 64 << 20
@@ -58,6 +58,10 @@ def init(
     :class:`~flycomm.errors.DisagreementError` when ranks pass different options and
     :class:`~flycomm.errors.UsageError` for options that make no sense.
     """
+    if world is not None and not isinstance(world, World):
+        raise UsageError(f"world={world!r} is not a flycomm.World; pass one, or leave it out")
+    if not isinstance(table, str | os.PathLike | None) or not isinstance(name, str | None):
+        raise UsageError(f"table={table!r} is not a path, or name={name!r} not a string; pass these, or leave them out")
     owns_world = world is None
     if world is None:
         world = World.from_group(group, cpu_group, device) if group is not None else World.auto(device)
@@ -79,7 +83,7 @@ def init(
         channels=channels,
         protocol=protocol,
         table=None if table is None else os.fspath(table),
-        kernel_channels=dict(kernel_channels or {}),
+        kernel_channels={} if kernel_channels is None else kernel_channels,
         topk=topk,
         debug=env.DEBUG.get() if debug is None else debug,
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from flycomm.collectives import Collectives
 from flycomm.errors import ClosedError, UsageError
 from flycomm.memory import SymmetricBuffer
 from flycomm.session import Session
-from flycomm.validate import check_apart, check_like
+from flycomm.validate import check_apart, check_like, sized
 from flycomm.views import tensor_at
 
 
@@ -26,16 +25,14 @@ class SymmetricTensor:
 
     def __init__(self, session: Session, collectives: Collectives, shape: Sequence[int], dtype: torch.dtype):
         session.require_channels()
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes <= 0:
-            raise UsageError(f"a symmetric tensor of shape {tuple(shape)} has no elements; give it at least one")
+        shape, num_bytes = sized(shape, dtype)
+        if not num_bytes:
+            raise UsageError(f"a symmetric tensor of shape {shape} has no elements; give it at least one")
         self._session = session
         self._collectives = collectives
-        self._buffer = SymmetricBuffer(session.world, session.target, num_bytes, name=f"empty {tuple(shape)} {dtype}")
+        self._buffer = SymmetricBuffer(session.world, session.target, num_bytes, name=f"empty {shape} {dtype}")
         addresses = self._buffer.addresses
-        self._tensors = [
-            tensor_at(address, num_bytes, session.device).view(dtype).view(tuple(shape)) for address in addresses
-        ]
+        self._tensors = [tensor_at(address, num_bytes, session.device).view(dtype).view(shape) for address in addresses]
         rank, size = session.world.rank, session.world.size
         self._rotated = tuple(addresses[(rank + j) % size] for j in range(size))
         self._closed = False

@@ -38,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("FLYCOMM_HOST_WEAK", "1")
     os.environ.setdefault("FLYCOMM_HOST_ORDER", "rotate")
     os.environ.setdefault("FLYCOMM_TABLE", "shipped")  # never what somebody tuned on this machine
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        # the same cases everywhere, as in CI, and none that fails because the machine was busy
+        settings.register_profile("flycomm", deadline=None, derandomize=True, database=None)
+        settings.load_profile("flycomm")
     if target != "host":
         # Read when the GPU is first used. A kernel of torch's that is loaded at its first launch may have to wait for
         # a kernel that runs, and with virtual ranks that one may be waiting for this very launch.

@@ -14,6 +14,7 @@ from flycomm.kernels._topk_exchange_plan import lane_channels
 from flycomm.layout import plan_layout
 from flycomm.start import DEFAULT_MAX_BYTES
 from flycomm.targets import Target
+from flycomm.validate import check_size
 from flycomm.world import World
 
 _SMALLEST_BUDGET = 1 << 20
@@ -32,6 +33,7 @@ def budget(
     """Collective: the ``max_bytes`` with which shares of ``sizes`` bytes get the channels that the table means.
 
     ``topk``: rows and k of an exchange, whose channels have to fit too. ``asked``: as :func:`flycomm.tables.place`."""
+    check_size(world)
     capabilities = target.capabilities(world.device)
     table = agreed_table(world, capabilities.arch, asked)
     lanes = lane_channels(target.runtime.torch_device_type == "cpu", *topk) if topk[1] else {}

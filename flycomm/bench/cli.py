@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
         if args.source is not None:
             return _finish(Report(rows.load(args.source)), args, old)
         settings = options.settings(args)
+        if settings.json is not None:
+            rows.append(settings.json, [])  # before anything is measured: can it be written?
         started, found = over_ranks(
             settings.target,
             args.world,

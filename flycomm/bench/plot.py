@@ -73,8 +73,11 @@ def save(rows: Sequence[Row], path: Path) -> None:
         axes.set_title(title)
         axes.grid(True, alpha=0.3)
         axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:  # a ValueError: of a suffix that matplotlib does not know
+        raise UsageError(f"{path} cannot be drawn ({error}); name a .png file that can be written") from None
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:

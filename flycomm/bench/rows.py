@@ -149,10 +149,13 @@ def _rounded(us: float | None) -> float | None:
 
 
 def append(path: Path, rows: Sequence[Row]) -> None:
-    """Add lines to a results file; its folder is made if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    """Add lines to a results file; its folder is made if it is missing. Raises :class:`UsageError` if it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); name another file for --json") from None
 
 
 def load(path: Path) -> list[Row]:

@@ -20,7 +20,7 @@ from flycomm.layout import Routes, key_of
 from flycomm.primitives.quant import GROUP, native
 from flycomm.session import Session
 from flycomm.tables import FUSED, Row
-from flycomm.validate import ALIGNMENT, usable
+from flycomm.validate import ALIGNMENT, as_usable, check_tensor
 
 Result = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
@@ -89,8 +89,8 @@ class Fused:
         row = self._row_for(residual.dtype, rows, hidden, captured)
         if row is None:
             return self._separately(x, residual, weight, norm, scale, channel)
-        source = x.usable().tensors if isinstance(x, ExpertRows) else (_usable(x),)
-        added, factor = _usable(residual), _usable(weight)
+        source = x.usable().tensors if isinstance(x, ExpertRows) else (as_usable(x),)
+        added, factor = as_usable(residual), as_usable(weight)
         residual_out = torch.empty_like(added)
         normed = torch.empty_like(added) if norm.quantize == "none" else None
         codes, scales = self._outputs(residual, norm, scale)
@@ -174,10 +174,6 @@ def _name(x: torch.Tensor | ExpertRows) -> str:
     return "moe_finalize_all_reduce_rms_norm" if isinstance(x, ExpertRows) else "all_reduce_rms_norm"
 
 
-def _usable(x: torch.Tensor) -> torch.Tensor:
-    return x if usable(x) else x.clone(memory_format=torch.contiguous_format)
-
-
 def _check(
     x: torch.Tensor | ExpertRows,
     residual: torch.Tensor,
@@ -185,6 +181,9 @@ def _check(
     norm: Norm,
     scale: torch.Tensor | None,
 ) -> None:
+    check_tensor("residual", residual)
+    check_tensor("weight", weight)
+    check_tensor("scale", scale, optional=True)
     if isinstance(x, ExpertRows):
         x.check(residual)
     elif x.dim() == 0 or residual.shape != x.shape or residual.dtype != x.dtype or residual.device != x.device:
@@ -197,6 +196,8 @@ def _check(
             f"weight is {tuple(weight.shape)} {weight.dtype}; pass ({residual.shape[-1]},) of the input's type or "
             "float32"
         )
+    if not isinstance(norm.eps, float | int) or not norm.eps >= 0:
+        raise UsageError(f"eps={norm.eps!r} is not a number of at least 0; pass for example 1e-6")
     if norm.quantize not in QUANTS:
         raise UsageError(f"quantize={norm.quantize!r} is not one of {', '.join(QUANTS)}; use one of these")
     if (norm.quantize == "static") != (scale is not None):

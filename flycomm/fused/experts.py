@@ -10,7 +10,7 @@ import torch
 from flycomm.collectives import NAMES
 from flycomm.errors import UsageError
 from flycomm.primitives.experts import MOST, Experts
-from flycomm.validate import usable
+from flycomm.validate import as_usable, check_tensor
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class ExpertRows:
 
     def check(self, residual: torch.Tensor) -> None:
         """Raise :class:`UsageError` unless these are rows for ``residual`` (…, hidden), on its device."""
+        check_tensor("expert_out", self.out)
+        check_tensor("topk_weights", self.weights)
+        check_tensor("index", self.index, optional=True)
+        check_tensor("shared", self.shared, optional=True)
         if residual.dim() == 0:
             raise UsageError("residual has no dimensions; pass (…, hidden)")
         lead, hidden = residual.shape[:-1], residual.shape[-1]
@@ -71,14 +75,9 @@ class ExpertRows:
 
     def usable(self) -> ExpertRows:
         """The same as kernels read it: contiguous, rows 16-byte aligned; copies where need be."""
-        out, shared = (
-            one if one is None or usable(one) else one.clone(memory_format=torch.contiguous_format)
-            for one in (self.out, self.shared)
-        )
-        assert out is not None
-        return ExpertRows(
-            out, self.weights.contiguous(), None if self.index is None else self.index.contiguous(), shared
-        )
+        index = None if self.index is None else self.index.contiguous()
+        shared = None if self.shared is None else as_usable(self.shared)
+        return ExpertRows(as_usable(self.out), self.weights.contiguous(), index, shared)
 
     def total(self) -> torch.Tensor:
         """The weighted sum in torch, (…, hidden): in the kernel's order, f32, rounded once."""

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Protocol
 
 import torch
 
-from flycomm.errors import UsageError
-from flycomm.indexer._checks import check_indexer, check_step
+from flycomm.indexer._checks import check_indexer, check_lengths, check_step, check_table
 from flycomm.indexer.applies import applies
 from flycomm.indexer.kinds import Indexer
 from flycomm.indexer.plan import Planner, StepPlan
@@ -64,10 +62,11 @@ class IndexerCP:
         parallel: bool | None = None,
         channel: int = 0,
     ):
-        said = [vars(indexer), vars(layout), rows, max_tokens, page, cache, mode, order, tie_break, parallel, channel]
+        said = [indexer, layout, rows, max_tokens, page, cache, mode, order, tie_break, parallel, channel]
         session = comm._session
-        session.world.agree(json.dumps(said).encode(), "arguments of IndexerCP")
-        check_indexer(indexer, layout, comm.world_size, rows, page, max_tokens, cache, mode)
+        session.world.agree(repr(said).encode(), "arguments of IndexerCP")
+        choices = {"cache": cache, "mode": mode, "order": order, "tie_break": tie_break, "parallel": parallel}
+        check_indexer(indexer, layout, comm.world_size, rows, page, max_tokens, **choices)
         self.comm, self.indexer, self.layout, self.scorer = comm, indexer, layout, scorer
         self.rows, self.max_tokens = rows, max_tokens
         self.parallel = parallel if comm.world_size > 1 else False
@@ -104,6 +103,7 @@ class IndexerCP:
         sequence is longer, in tokens, the same on all ranks (default: ``max_tokens``); what it and ``rows`` choose, a
         graph keeps.
         """
+        check_lengths(seq_lens)
         if rows is None:
             rows = seq_lens.shape[0] * queries if isinstance(queries, int) else self.rows
         check_step(seq_lens, queries, rows, self.rows, self.comm.device)
@@ -118,10 +118,7 @@ class IndexerCP:
         to the scorer; ``block_table``: i32 (requests, pages), of this rank's own pages if the cache is sharded. All
         ranks make the call, also with no tokens. Allocates what it returns and no more.
         """
-        if block_table.shape[0] != plan.requests:
-            raise UsageError(
-                f"the block table is of {block_table.shape[0]} requests, the plan of {plan.requests}; pass the step's"
-            )
+        check_table(block_table, plan)
         scores = self.selector.room(plan)
         self.scorer(q, weights, cache, block_table, plan, scores)
         return self.selector(scores, plan)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flycomm.errors import UsageError
+from flycomm.validate import whole
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Indexer:
     forced: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.forced, tuple) or len(self.forced) != 2:
+            raise UsageError(f"forced={self.forced!r} is not two numbers of keys; pass (first, last)")
+        if not whole(self.k, self.block, self.lists, *self.forced):
+            raise UsageError(f"{self} has what is no whole number; pass counts of keys, tokens and lists")
         if min(self.k, self.block, self.lists, *(1 + one for one in self.forced)) < 1 or sum(self.forced) > self.k:
             raise UsageError(
                 f"an indexer of k={self.k} keys of {self.block} tokens, {self.lists} lists and forced={self.forced} "

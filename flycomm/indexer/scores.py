@@ -14,6 +14,7 @@ from flycomm.indexer.plan import StepPlan
 from flycomm.kernels import index_scores as kernel
 from flycomm.primitives.index_score import BLOCK
 from flycomm.primitives.index_score_keys import FORMATS, WIDTH
+from flycomm.validate import check_tensor, whole
 
 _ROWS = 4  # query rows of a request for which keys are read once
 _SMALL, _SMALL_GROUPS = Geometry(4, 64), Geometry(4, 128)  # for a target whose threads are few
@@ -58,6 +59,10 @@ class IndexScores:
         scale_offset: int | None = None,
         math: str = "auto",
     ):
+        if not isinstance(indexer, Indexer) or not whole(heads, page) or min(heads, page) < 1:
+            raise UsageError(
+                f"{heads!r} heads of {indexer!r} and pages of {page!r} tokens; pass an Indexer and numbers over 0"
+            )
         rows = min(_ROWS, kernel.most_rows(format, heads)) if format in FORMATS else 1
         asked = kernel.Scorer(indexer.kind, format, heads, page, rows, _math(math, comm, indexer.kind, format, heads))
         lists, block = (1, 1) if indexer.kind == "dsa" else (heads, BLOCK)
@@ -69,13 +74,19 @@ class IndexScores:
         self.session, self.indexer, self.heads, self.scale = comm._session, indexer, heads, scale
         self.asked = asked
         self.dtype = getattr(torch, kernel.query_dtype(format))
-        self.token_stride = token_stride or FORMATS[format].key_bytes
+        self.token_stride = FORMATS[format].key_bytes if token_stride is None else token_stride
         self.scale_offset = page * self.token_stride if scale_offset is None else scale_offset
-        if self.token_stride % _ALIGNMENT or self.scale_offset % 4:
+        if not whole(self.token_stride, self.scale_offset) or self.token_stride % _ALIGNMENT or self.scale_offset % 4:
             raise UsageError(
                 f"token_stride={self.token_stride} is not a multiple of {_ALIGNMENT} bytes, or scale_offset="
                 f"{self.scale_offset} of 4; keep keys and scales of a page in planes of their own"
             )
+        key_bytes, scaled = FORMATS[format].key_bytes, FORMATS[format].scale != "none"
+        if self.token_stride < key_bytes:
+            raise UsageError(
+                f"token_stride={self.token_stride} is under the {key_bytes} bytes of a key; pass at least that"
+            )
+        self._page_bytes = max((page - 1) * self.token_stride + key_bytes, scaled * (self.scale_offset + 4 * page))
         grid = _SMALL
         if comm.device.type != "cpu":
             units = self.session.target.capabilities(self.session.world.device).compute_units
@@ -133,13 +144,16 @@ class IndexScores:
         plan: StepPlan,
     ) -> None:
         device = self.session.device
+        for name, one in (("q", q), ("the cache", cache), ("the block table", block_table)):
+            check_tensor(name, one)
         if plan.requests > kernel.MAX_REQUESTS:
             raise UsageError(f"{plan.requests} requests are over {kernel.MAX_REQUESTS}; make several steps")
         shape = (plan.rows, self.heads)
         given: list[tuple[str, torch.Tensor, tuple[int, ...], torch.dtype]] = [("q", q, (*shape, WIDTH), self.dtype)]
         if self.indexer.kind == "dsa":
             if weights is None:
-                raise UsageError(f"dsa has no weights; pass {shape} float32")
+                raise UsageError(f"weights are None, and dsa has some; pass {shape} float32")
+            check_tensor("weights", weights)
             given.append(("weights", weights, shape, torch.float32))
         for name, one, wanted, dtype in given:
             if one.shape != wanted or one.dtype != dtype or one.device != device or not one.is_contiguous():
@@ -150,10 +164,15 @@ class IndexScores:
         table = block_table
         if table.dtype != torch.int32 or table.dim() != 2 or table.stride(1) != 1 or table.device != device:
             raise UsageError(
-                f"the block table is {table.dtype} on {table.device}; pass int32 of (requests, pages) on {device}, "
-                "rows contiguous"
+                f"the block table is {tuple(table.shape)} {table.dtype} on {table.device}; pass (requests, pages) "
+                f"int32 on {device}, rows contiguous"
             )
-        page_bytes = cache.stride(0) * cache.element_size()
+        page_bytes = cache.stride(0) * cache.element_size() if cache.dim() else 0
+        if page_bytes < self._page_bytes and (not cache.dim() or cache.shape[0] > 1):
+            raise UsageError(
+                f"pages of the cache are {page_bytes} bytes apart, keys and scales of one take {self._page_bytes}; "
+                "pass (pages, …), or the token_stride and scale_offset that it has"
+            )
         if cache.device != device or (q.data_ptr() | cache.data_ptr() | page_bytes) % _ALIGNMENT:
             raise UsageError(
                 f"queries, or pages {page_bytes} bytes apart on {cache.device}, do not begin at multiples of "

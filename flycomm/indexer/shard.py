@@ -8,6 +8,7 @@ from typing import Any
 
 from flycomm.errors import UsageError
 from flycomm.primitives import shard
+from flycomm.validate import whole
 
 _LARGEST = 2**31 - 1
 
@@ -26,6 +27,8 @@ class ShardLayout:
     granule: int = 1  # keys
 
     def __post_init__(self) -> None:
+        if not whole(self.world, self.granule):
+            raise UsageError(f"{self} has what is no whole number; pass a number of ranks and of keys")
         if self.world < 1 or self.granule < 1:
             raise UsageError(f"a layout over {self.world} ranks by {self.granule} keys is empty; both are at least 1")
         if self.world * self.granule > _LARGEST:

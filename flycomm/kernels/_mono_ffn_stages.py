@@ -53,7 +53,7 @@ class Work(_mono_work.Work):
         return [self.wide.row(matrix, tile * fx.Int32(2) + fx.Int32(i)) for i in range(2)]
 
 
-def _store(work: Work, matrix: Any, width: int, row: Any, column: Any, value: Any, inside: Any) -> None:
+def _store(matrix: Any, width: int, row: Any, column: Any, value: Any, inside: Any) -> None:
     place = fx.Int64(row) * fx.Int64(width) + fx.Int64(column)
     store_if(inside, matrix + place * fx.Int64(2), value.to(fx.BFloat16))
 
@@ -72,7 +72,7 @@ def gate_up(work: Work, x: Any, weights: Any, slots: Any) -> None:
         tile, inside = work.tile(tiles, turn)
         both = products(work.wide, work.pair(weights, tile), tokens, work.shape.ahead, loaded)
         gate, up = (of_lane(work.wide, [row[i] for row in both]) for i in range(2))
-        _store(work, work.act, tiles, work.row, tile, silu(gate) * up, inside & work.present)
+        _store(work.act, tiles, work.row, tile, silu(gate) * up, inside & work.present)
         return kept
 
     over_turns(work.turns(tiles), ahead, one, ahead(fx.Int32(0)))
@@ -88,7 +88,7 @@ def _gate_up_by_matrix(work: Work, x: Any, weights: Any, slots: Any) -> None:
     def store(within: Any, unit: Any, token: Any, column: Any, inside: Any) -> None:
         gate, up = (product.result(slots, within, token, column + fx.Int32(i * PAIRS)) for i in range(2))
         place = unit * fx.Int32(PAIRS) + column
-        _store(work, work.act, work.shape.inner, token, place, silu(gate) * up, inside)
+        _store(work.act, work.shape.inner, token, place, silu(gate) * up, inside)
 
     source = Source(row, lambda token: work.token(work.wide, x, token))
     by_matrix(work, product, source, slots, first_weights(product, source), PAIRS, store)
@@ -119,7 +119,7 @@ def project(work: Work, call: Call, weights: Any, ahead: Any, scales: Any, out: 
         def store(within: Any, unit: Any, token: Any, i: Any, inside: Any) -> None:
             column = unit * fx.Int32(UNIT) + i
             value = work.projected.result(slots, within, token, i) * factor(call, scales, token)
-            _store(work, out, width, token, column, value, inside & (column < fx.Int32(width)))
+            _store(out, width, token, column, value, inside & (column < fx.Int32(width)))
 
         by_matrix(work, work.projected, _projection_source(work, weights), slots, ahead, UNIT, store)
         return
@@ -133,7 +133,7 @@ def project(work: Work, call: Call, weights: Any, ahead: Any, scales: Any, out: 
         tile, inside = work.tile(width // 2, turn)
         for i in range(2):
             value = of_lane(work.wide, [row[i] for row in both]) * scale
-            _store(work, out, width, work.row, tile * fx.Int32(2) + fx.Int32(i), value, inside & work.present)
+            _store(out, width, work.row, tile * fx.Int32(2) + fx.Int32(i), value, inside & work.present)
         return kept
 
     over_turns(work.turns(width // 2), load, one, ahead)

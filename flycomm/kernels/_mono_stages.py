@@ -34,7 +34,7 @@ def fragment_at(matrix: Any, index: Any) -> Any:
     return matrix + fx.Int64(index) * fx.Int64(FRAGMENT_BYTES)
 
 
-def _post_one(work: Work, call: Call, verbs: Any, own: Owned, partial: Any) -> None:
+def _post_one(call: Call, verbs: Any, own: Owned, partial: Any) -> None:
     when(own.mine, lambda: verbs.post(call, partial, own.index))
 
 
@@ -105,7 +105,7 @@ def all_reduce(
     """
     verbs = VERBS[protocol]
     for own, partial in zip(work.owned, made, strict=True):
-        _post_one(work, call, verbs, own, partial)
+        _post_one(call, verbs, own, partial)
     if protocol == "packets":
         packet.meet(call)
     else:

@@ -46,7 +46,7 @@ def _push_run(call: Call, form: Form, a: Arguments, chosen: Any, runs: Any, tota
 
 
 @flyc.jit
-def _merge_runs(call: Call, form: Form, rule: Rule, own: Any, a: Arguments, mine: Any, chosen: Any, runs: Any) -> None:
+def _merge_runs(call: Call, rule: Rule, own: Any, a: Arguments, mine: Any, chosen: Any, runs: Any) -> None:
     if mine:
         merge_runs(call, rule, own, a.k, chosen, runs)
 
@@ -138,7 +138,7 @@ def merge_row(
     if form.small:
         lane = fx.Int32(fx.thread_idx.x) % fx.Int32(GROUP)
         own = [read(runs, lane + fx.Int32(h * GROUP), fx.Uint64) for h in range(2)]
-        _merge_runs(call, form, rule, own, a, mine, chosen, runs)
+        _merge_runs(call, rule, own, a, mine, chosen, runs)
     else:
         _merge_block(call, rule, own, part.at, a, mine, chosen, scratch)
         if form.mode == "split" and call.comm.world > 1:

@@ -94,7 +94,7 @@ def _write_out(rules: Rules, chosen: Any, need: Any, scores: Any, ids: Any, k: A
 
 
 @flyc.jit
-def _write_few(rules: Rules, chosen: Any, total: Any, need: Any, scores: Any, ids: Any, k: Any) -> None:
+def _write_few(rules: Rules, chosen: Any, total: Any, scores: Any, ids: Any, k: Any) -> None:
     """As many threads as there may be ranks: each counts those before its own, and writes it where it belongs."""
     fx.gpu.barrier()
     i = fx.Int32(fx.thread_idx.x)
@@ -128,7 +128,7 @@ def finish(
     ``ordered``: they fall already, and a block barrier followed. By index none but these ``need`` may be there.
     """
     if fx.const_expr(rules.small):
-        _write_few(rules, chosen, total, need, scores, ids, k)
+        _write_few(rules, chosen, total, scores, ids, k)
     else:
         if fx.const_expr(rules.by_score):
             if ordered == fx.Boolean(False):

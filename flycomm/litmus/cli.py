@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     targets.expect_virtual_ranks()  # before a driver starts
     try:
         settings = _settings(args)
+        if args.json not in (None, "-"):
+            _check_file(Path(args.json))
         default = max(2, settings.target.runtime.device_count())
         started, results = over_ranks(
             settings.target, args.world, False, lambda world, _, how: _ranks(world, how, settings), default
@@ -120,9 +122,16 @@ def _report(where: str | None, described: dict[str, Any], results: Sequence[Resu
         [_row(one) for one in results],
     )
     if where is not None:
-        path = Path(where)
+        Path(where).write_text(json.dumps(described, indent=1) + os.linesep)
+
+
+def _check_file(path: Path) -> None:
+    """Before anything is measured: make its folder, and raise :class:`UsageError` if it cannot be written."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(described, indent=1) + os.linesep)
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); name another file for --json") from None
 
 
 def _row(one: Result) -> list[str]:

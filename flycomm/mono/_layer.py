@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from flycomm import targets
+from flycomm import targets, validate
 from flycomm.communicator import Communicator
 from flycomm.errors import UsageError
 from flycomm.kernels import Specialization
 from flycomm.residency import check_resident, resident_blocks
+from flycomm.validate import whole
 
 Given = Mapping[str, tuple[torch.Tensor, tuple[int, ...], torch.dtype]]  # name → tensor, what it must be
 
@@ -36,6 +38,10 @@ class LayerBase:
         slot_bytes: int,
         threads: int,
     ):
+        if not isinstance(comm, Communicator):
+            raise UsageError(f"comm is a {type(comm).__name__}; pass what flycomm.init gave")
+        if not whole(threads) or not 64 <= threads <= 1024 or threads % 64:
+            raise UsageError(f"a block of {threads!r} threads is not whole waves; use a multiple of 64 up to 1024")
         self.comm = comm
         self.peers = comm.peers(channel)
         self._rows = rows
@@ -55,8 +61,7 @@ class LayerBase:
         comm._session.layers.add(self)
 
     def reset(self) -> None:
-        """Forget all marks, with no launch in flight: for a layer that rested for 2³¹ calls of its channel.
-        ``comm.recover()`` does it."""
+        """Forget all marks, with no launch in flight. ``comm.recover()`` does it, as epochs begin anew."""
         self.scratch.zero_()
 
     def _enter(self, rows: int) -> None:
@@ -71,15 +76,35 @@ class LayerBase:
         """Check what was ``given`` and launch on torch's current stream: inputs, results, scratch, in this order."""
         for name, (tensor, shape, dtype) in given.items():
             check_tensor(name, tensor, shape, dtype, self.comm.device)
+        if not isinstance(eps, float | int) or not eps >= 0:
+            raise UsageError(f"eps={eps!r} is not a number of at least 0; pass for example 1e-6")
         addresses = [tensor.data_ptr() for tensor in (*(one for one, _, _ in given.values()), *made, self.scratch)]
         self.kernel(self.peers, 0, *addresses, rows, eps, self.comm.stream())
         targets.active().raise_pending()
+
+
+def check_shape(layer: Any, kind: type[Any]) -> None:
+    """Raise :class:`UsageError` for what is no ``Layer`` of the kernel's module, or has no whole numbers."""
+    if not isinstance(layer, kind):
+        raise UsageError(f"{layer!r} is not a {kind.__module__}.Layer; pass one")
+    numbers = {one.name: getattr(layer, one.name) for one in fields(kind) if one.type is int}
+    if not whole(*numbers.values()):
+        raise UsageError(f"{layer!r} has what is no whole number; {', '.join(numbers)} are counts")
+
+
+def rows_of(x: torch.Tensor) -> int:
+    """The token rows of ``x`` (rows, …)."""
+    validate.check_tensor("x", x)
+    if x.dim() != 2:
+        raise UsageError(f"x is {tuple(x.shape)}; pass (rows, elements of a row), also for one row")
+    return x.shape[0]
 
 
 def check_tensor(
     name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raise :class:`UsageError` for what a kernel could not read."""
+    validate.check_tensor(name, tensor)
     fits = tensor.shape == shape and tensor.dtype == dtype and tensor.device == device
     if not fits or not tensor.is_contiguous() or tensor.data_ptr() % 16:
         raise UsageError(

@@ -11,7 +11,7 @@ import torch
 from flycomm.communicator import Communicator
 from flycomm.errors import UsageError
 from flycomm.kernels.mono_attention_out import Layer, build, scratch_bytes, slot_bytes
-from flycomm.mono._layer import LayerBase
+from flycomm.mono._layer import LayerBase, check_shape, rows_of
 
 _ROUTERS = {"bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -37,6 +37,7 @@ class AttentionOutLayer(LayerBase):
     """
 
     def __init__(self, comm: Communicator, channel: str, layer: Layer, threads: int = 256):
+        check_shape(layer, Layer)
         self.layer = one = layer
         how = f"{one.router}_{one.scoring}{'_bias' * one.bias}{'_renormalized' * one.renormalize}"
         shape = f"{one.hidden}_{one.inner}_{one.top_k}of{one.experts}"
@@ -61,7 +62,7 @@ class AttentionOutLayer(LayerBase):
         rows, 1 to the layer's. May be captured in a graph. Raises :class:`CommTimeout` when an earlier call's wait gave
         up, as ``comm.check()`` does; what is not right of a call that failed is NaN, and -1 for an id.
         """
-        rows, one, bf16 = x.shape[0], self.layer, torch.bfloat16
+        rows, one, bf16 = rows_of(x), self.layer, torch.bfloat16
         self._enter(rows)
         if (bias is not None) != one.bias:
             raise UsageError(

@@ -12,6 +12,7 @@ from flycomm.channel import MAX_WORLD
 from flycomm.errors import UsageError
 from flycomm.kernels import mono_attention_out, mono_ffn
 from flycomm.kernels.mono_ffn import ROWS
+from flycomm.validate import whole
 
 _THREADS = 64  # any block that the kernels can have: a shape's faults do not depend on it
 
@@ -35,6 +36,8 @@ class Step(NamedTuple):
 
     def check(self) -> None:
         """Raise :class:`UsageError` for a step that cannot be."""
+        if not whole(self.requests, self.drafts, self.padded):
+            raise UsageError(f"{self} has what is no whole number; count requests, drafts of each, and padded rows")
         tokens = self.requests * (1 + self.drafts)
         if min(self.requests, self.drafts, self.padded) < 0:
             raise UsageError(f"{self} has a negative number; count requests, drafts of each, and padded rows from 0")
@@ -149,6 +152,8 @@ class Chooser:
 
     def choose(self, step: Step) -> Choice:
         """The same on all ranks for the same step; raises :class:`UsageError` for a step that cannot be."""
+        if not isinstance(step, Step):
+            raise UsageError(f"{step!r} is not a Step; pass Step(requests=…), then the layer's arguments")
         step.check()
         rows = step.rows
         if step.prefill:
@@ -171,6 +176,15 @@ class Chooser:
         """
         most, _ = self.limit()
         return tuple(sorted({*(one for one in self.classes if one <= most), most} - {0})) if most > 0 else ()
+
+
+def checked_rules(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules, or :class:`UsageError` for what is none."""
+    if not isinstance(rules, Sequence) or not all(
+        isinstance(one, Rule) and whole(one.rows, *one.worlds) for one in rules
+    ):
+        raise UsageError(f"rules={rules!r} are not Rules of whole numbers; pass (Rule(rows=…), …)")
+    return tuple(rules)
 
 
 def checked_classes(classes: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 
 from flycomm.communicator import Communicator
 from flycomm.kernels.mono_ffn import Layer, build, scratch_bytes, slot_bytes
-from flycomm.mono._layer import LayerBase
+from flycomm.mono._layer import LayerBase, check_shape, rows_of
 
 
 class FfnLayer(LayerBase):
@@ -24,6 +24,7 @@ class FfnLayer(LayerBase):
     """
 
     def __init__(self, comm: Communicator, channel: str, layer: Layer, threads: int = 256):
+        check_shape(layer, Layer)
         self.layer = layer
         name = f"mono_ffn_{layer.hidden}_{layer.inter}_{layer.out}_{layer.protocol}_{layer.math}_r{layer.rows}"
         scratch, slot = partial(scratch_bytes, layer), slot_bytes(layer)
@@ -45,7 +46,7 @@ class FfnLayer(LayerBase):
         layer's. May be captured in a graph. Raises :class:`CommTimeout` when an earlier call's wait gave up, as
         ``comm.check()`` does; every element of a call that failed is right or NaN.
         """
-        rows, one, bf16 = x.shape[0], self.layer, torch.bfloat16
+        rows, one, bf16 = rows_of(x), self.layer, torch.bfloat16
         self._enter(rows)
         residual_out = torch.empty(rows, one.hidden, dtype=bf16, device=x.device)
         out = torch.empty(rows, one.out, dtype=bf16, device=x.device)

@@ -13,10 +13,12 @@ from flycomm import targets
 from flycomm.communicator import Communicator
 from flycomm.errors import UsageError
 from flycomm.indexer import IndexerCP, IndexScores, StepPlan
+from flycomm.indexer._checks import check_table
 from flycomm.indexer.selection import TopK
 from flycomm.kernels._topk_exchange_plan import k_class
 from flycomm.kernels.mono_indexer import ROWS, Layer, build, scratch_bytes, slot_bytes
 from flycomm.mono._layer import LayerBase, check_tensor
+from flycomm.validate import whole
 
 
 class Indexed(NamedTuple):
@@ -40,6 +42,8 @@ class IndexerLayer(LayerBase):
     """
 
     def __init__(self, comm: Communicator, channel: str, indexer: IndexerCP, inner: int, out: int, threads: int = 256):
+        if not isinstance(indexer, IndexerCP) or not whole(inner, out):
+            raise UsageError(f"indexer={indexer!r}, inner={inner!r}, out={out!r}; pass an IndexerCP and two numbers")
         scorer, chosen, lists = indexer.scorer, indexer.selector, indexer.rows * indexer.indexer.lists
         if not isinstance(scorer, IndexScores):
             raise UsageError(f"the indexer's scorer is a {type(scorer).__name__}, no kernel's; make it an IndexScores")
@@ -87,15 +91,12 @@ class IndexerLayer(LayerBase):
         other lengths. Raises :class:`CommTimeout` when an earlier call's wait gave up, as ``comm.check()`` does; of a
         call that failed a list is right, or it is NaN with ids and a count of -1, and the projection is right.
         """
+        check_table(block_table, plan)
         one, chosen, rows, device = self.layer, self.indexer.selector, plan.rows, self.comm.device
         k, forced = self.indexer.indexer.k, self.indexer.indexer.forced
         self._enter(rows)
         if plan.alone == self._shared:
             raise UsageError(f"the plan has alone={plan.alone}; make it for this indexer, with parallel=True")
-        if block_table.shape[0] != plan.requests:
-            raise UsageError(
-                f"the block table is of {block_table.shape[0]} requests, the plan of {plan.requests}; pass the step's"
-            )
         check_tensor("x", x, (rows, one.inner), torch.bfloat16, device)
         check_tensor("projection", projection, (one.out, one.inner), torch.bfloat16, device)
         plane = chosen.room(plan)

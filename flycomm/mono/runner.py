@@ -11,7 +11,7 @@ import torch
 from flycomm import targets
 from flycomm.communicator import Communicator
 from flycomm.errors import UsageError
-from flycomm.mono.choice import Choice, Chooser, Layout, Rule, Step, checked_classes
+from flycomm.mono.choice import Choice, Chooser, Layout, Rule, Step, checked_classes, checked_rules
 
 Call = Callable[..., Any]  # returns a tensor, or a tuple of tensors
 _KEPT = 4096  # different steps whose choice is kept ready
@@ -54,12 +54,19 @@ class Runner:
         check_first: bool = False,
         tolerance: float = 2**-6,
     ):
-        if not tolerance > 0:
-            raise UsageError(f"tolerance={tolerance} is not over 0; pass a share of the largest element, such as 2**-6")
+        if not all(hasattr(layout, name) for name in ("kernel", "hidden", "inter", "problem")):
+            raise UsageError(f"layout={layout!r} is no layout; pass a FfnLayout or an AttentionOutLayout")
+        if not isinstance(mono, Mapping) or not all(map(callable, (separate, *mono.values()))):
+            raise UsageError("mono is not a dict of calls, or separate not a call; pass {rows: layer}, and a function")
+        rules = checked_rules(rules)
+        if not isinstance(tolerance, float | int) or not tolerance > 0:
+            raise UsageError(
+                f"tolerance={tolerance!r} is not over 0; pass a share of the largest element, such as 2**-6"
+            )
         classes = checked_classes(tuple(mono))
         arch = targets.active().capabilities(comm.device.index or 0).arch
         pays = comm.table.pays_up_to(layout.kernel, comm.world_size, layout.hidden, layout.inter)
-        self.chooser = Chooser(model, comm.target, arch, comm.world_size, layout, classes, tuple(rules), pays)
+        self.chooser = Chooser(model, comm.target, arch, comm.world_size, layout, classes, rules, pays)
         self._check_first = check_first
         self._tolerance = tolerance
         self._session = comm._session

@@ -16,7 +16,9 @@ ALIGNMENT = 16  # bytes, of a workspace and of rows that are read fast
 DTYPES = {getattr(torch, dtype.torch_name): name for name, dtype in REDUCIBLE.items()}
 
 
-def check_numbers(columns: int, k: int) -> None:
+def check_numbers(columns: int, k: int, rows: int = 0) -> None:
+    if min(rows, columns) < 0:
+        raise UsageError(f"{rows} rows of {columns} columns cannot be; pass numbers of at least 0")
     if not 1 <= k <= MAX_K:
         raise UsageError(f"k={k} is not in 1..{MAX_K}; select in parts and merge them")
     if columns > MAX_COLUMNS:
@@ -36,7 +38,8 @@ def check_call(scores: torch.Tensor, k: int, lengths: torch.Tensor | None, order
         raise UsageError(f"scores are on {scores.device}, kernels run on {expected}; move them there")
     if order not in ORDERS or tie_break not in TIE_BREAKS:
         raise UsageError(
-            f"order={order!r} is not one of {', '.join(ORDERS)}, or tie_break={tie_break!r} of {', '.join(TIE_BREAKS)}"
+            f"order={order!r} is not one of {', '.join(ORDERS)}, or tie_break={tie_break!r} of "
+            f"{', '.join(TIE_BREAKS)}; use these"
         )
     if lengths is not None and (
         lengths.shape != scores.shape[:1]

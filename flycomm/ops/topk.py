@@ -114,7 +114,7 @@ def topk_workspace(rows: int, columns: int, k: int, device: torch.device | str) 
     A u8 tensor, zeroed; empty where one block does a row. Every call leaves it as it was. Calls that share one must be
     ordered: by one stream, or by events.
     """
-    check_numbers(columns, k)
+    check_numbers(columns, k, rows)
     return torch.zeros(rows * _plan(columns, k).row_bytes, dtype=torch.uint8, device=device)
 
 

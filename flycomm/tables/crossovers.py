@@ -33,6 +33,8 @@ def parse(data: dict[str, Any]) -> Crossover:
     numbers = (first, last, one.rows or 0, one.context or 0)
     if wrong := [number for number in numbers if type(number) is not int]:
         raise TypeError(f"{wrong[0]!r} is not a whole number")
+    if not isinstance(one.kind, str):
+        raise TypeError(f"kind {one.kind!r} is not a name")
     return one
 
 

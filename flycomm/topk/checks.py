@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from flycomm.dtypes import REDUCIBLE
@@ -13,6 +15,7 @@ from flycomm.kernels.topk_exchange import MODES
 from flycomm.primitives.candidates import ID_BITS
 from flycomm.session import Session
 from flycomm.topk.choice import ALGOS
+from flycomm.validate import check_tensor, whole
 
 ORDERS = ("score", "index")
 TIE_BREAKS = ("low", "high")
@@ -43,16 +46,19 @@ def check(
     ):
         if value not in values:
             raise UsageError(f"{name}={value!r} is not one of {', '.join(values)}; use one of these")
+    session.check_device(scores)
     if scores.dim() != 2 or scores.dtype not in DTYPES:
         raise UsageError(
-            f"scores are {scores.dim()}-dimensional {scores.dtype}; pass (rows, columns) of {list(DTYPES)}"
+            f"scores are {scores.dim()}-dimensional {scores.dtype}; pass (rows, columns) of "
+            f"{', '.join(DTYPES.values())}"
         )
     rows, columns = scores.shape
-    session.check_device(scores)
     if scores.numel() > 1 and columns > 1 and scores.stride(1) != 1:
         raise UsageError(f"columns are {scores.stride(1)} elements apart, not 1; pass scores.contiguous()")
-    if not 1 <= k <= CLASSES[-1]:
-        raise UsageError(f"k={k} is not in 1..{CLASSES[-1]}; select in parts")
+    if not whole(k) or not 1 <= k <= CLASSES[-1]:
+        raise UsageError(f"k={k!r} is not in 1..{CLASSES[-1]}; select in parts")
+    if not isinstance(layout, ShardLayout):
+        raise UsageError(f"layout={layout!r} is not a ShardLayout; pass one of {session.world.size} ranks")
     if layout.world != session.world.size:
         raise UsageError(
             f"the layout is over {layout.world} ranks, the communicator over {session.world.size}; use its size"
@@ -62,6 +68,7 @@ def check(
             f"global ids up to {layout.end(columns)} are over the {1 << ID_BITS} that a key holds; use blocks"
         )
     for name, one in (("lengths", lengths), ("owners", owners)):
+        check_tensor(name, one, optional=True)
         if one is not None and (
             one.shape != (rows,) or one.dtype != torch.int32 or one.device != scores.device or not one.is_contiguous()
         ):
@@ -71,6 +78,8 @@ def check(
             )
     if owners is not None and mode != "owner":
         raise UsageError(f"owners are given with mode={mode!r}; use mode='owner'")
+    if not isinstance(forced, Sequence) or len(forced) != 2 or not whole(*forced):
+        raise UsageError(f"forced={forced!r} is not two numbers of keys; pass how many first and how many last ones")
     if any(forced) and (min(forced) < 0 or sum(forced) > k or lengths is None or local_lengths or ids is not None):
         raise UsageError(
             f"forced={forced} with k={k} needs counts of at least 0, at most k together, and scores with global lengths"
@@ -81,6 +90,7 @@ def check(
 
 
 def _check_given(scores: torch.Tensor, ids: torch.Tensor, k: int) -> None:
+    check_tensor("ids", ids)
     like = ids.shape == scores.shape and ids.stride() == scores.stride() and ids.device == scores.device
     if not like or scores.shape[1] != k or scores.dtype != torch.float32 or ids.dtype != torch.int32:
         raise UsageError(

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from flycomm.errors import UsageError
 from flycomm.geometry import Geometry
-from flycomm.kernels._topk_exchange_plan import CLASSES, RADIX, channel_name, k_class, list_class
+from flycomm.kernels._topk_exchange_plan import (
+    CLASSES,
+    MAX_ROWS,
+    RADIX,
+    RADIX_BLOCKS,
+    channel_name,
+    k_class,
+    list_class,
+)
 from flycomm.primitives.candidates import WORD_BYTES
 
 ALGOS = ("auto", "push", "split", "radix")
@@ -48,10 +56,12 @@ def choose(lanes: Lanes, algo: str, mode: str, rows: int, k: int, world: int) ->
     if algo == "radix" and list_class(capacity, max(1, grid.blocks)) < k_class(k):
         grid = Geometry(0, 0)
     if (grid.blocks if algo != "radix" else grid.blocks and rows) < rows:
-        other = "" if algo == "radix" or RADIX not in lanes else " or algo='radix'"
+        larger = algo == "radix" or rows <= MAX_ROWS[k_class(k)]  # would help
+        other = algo != "radix" and (RADIX in lanes or not larger)
+        remedies = [f"topk=({min(rows, RADIX_BLOCKS)}, {k}) to init"] * larger + ["algo='radix'"] * other
         raise UsageError(
             f"{rows} rows with k={k} are over the {grid.blocks} that this communicator has channels for; pass "
-            f"topk=({rows}, {k}) to init{other}"
+            f"{' or '.join(remedies)}"
         )
     return Choice(algo, wire, grid, capacity)
 

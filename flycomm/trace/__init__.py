@@ -21,8 +21,10 @@ from flycomm.layout import Key
 from flycomm.primitives.trace import RECORD_BYTES, block_offset, region_bytes
 from flycomm.session import Session
 from flycomm.trace.events import RankTrace, Record, Round, Track, chrome, parse
+from flycomm.validate import whole
 
 _ROUNDS = 32  # barriers at each end, to compare the ranks' clocks by
+_MOST = 1 << 20  # records of a block: 32 MiB
 _PER_ROUND = 5  # records of a barrier: call, arrive, wait, its end, the call's
 
 
@@ -33,6 +35,10 @@ class Trace:
     """
 
     def __init__(self, session: Session, collectives: Collectives, path: str | os.PathLike[str], records: int):
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError(f"path={path!r} is not a path; name the file to write")
+        if not whole(records) or records > _MOST:
+            raise UsageError(f"records={records!r} of a block are not a number up to {_MOST}; pass one")
         if records < _ROUNDS * _PER_ROUND:
             raise UsageError(f"records={records} of a block are too few; pass at least {_ROUNDS * _PER_ROUND}")
         self.path = Path(path)

@@ -31,6 +31,8 @@ def save(data: dict[str, Any], path: Path, channel: str = "", blocks: int = _LIN
     its suffix says)."""
     if find_spec("matplotlib") is None:
         raise UsageError("a timeline needs matplotlib, which is not installed; install flycomm[bench]")
+    if blocks < 1:
+        raise UsageError(f"{blocks} blocks are none to draw; give at least 1")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -62,8 +64,11 @@ def save(data: dict[str, Any], path: Path, channel: str = "", blocks: int = _LIN
     keys += [Patch(color=colors[_WAITS[0]], label=waits)] if waits else []
     figure.legend(handles=keys, loc="outside upper right", ncols=6, fontsize=8)
     figure.suptitle(_about(data["otherData"]), fontsize=9, x=0.01, ha="left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:  # a ValueError: of a suffix that matplotlib does not know
+        raise UsageError(f"{path} cannot be drawn ({error}); name a .png file that can be written") from None
 
 
 def _lines(data: dict[str, Any], channel: str, blocks: int) -> dict[tuple[int, int], str]:

@@ -106,8 +106,8 @@ class LocalWorlds(Sequence[World]):
     """The virtual ranks of ``World.local``, in rank order. Use each in a thread of its own, or :meth:`run` all."""
 
     def __init__(self, size: int, devices: Sequence[Device] | None = None):
-        if size < 1:
-            raise UsageError(f"a world of {size} ranks was asked for; ask for at least 1")
+        if not isinstance(size, int) or size < 1:
+            raise UsageError(f"a world of {size!r} ranks was asked for; ask for at least 1")
         if devices is not None and len(devices) != size:
             raise UsageError(f"{len(devices)} devices were given for {size} ranks; give one a rank, repeats allowed")
         if size > 1:

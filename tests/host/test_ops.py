@@ -207,7 +207,7 @@ def test_options_are_checked():
 
     for options, words in (
         ({"fallback": "maybe"}, r"fallback='maybe' is not one of group, error, none"),
-        ({"timeout": -1.0}, r"must not be negative"),
+        ({"timeout": -1.0}, r"timeout=-1.0 is not a number of seconds"),
         ({"channels": 0}, r"channels=0 is not in 1..16"),
         ({"max_bytes": 1000}, r"max_bytes=1000 is too small .* pass at least that"),
     ):

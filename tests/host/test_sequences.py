@@ -83,7 +83,7 @@ def _sequence(comm, calls):
 
 @pytest.mark.parametrize("protocol", [*PROTOCOLS, "auto"])
 def test_mixed_calls(protocol):
-    @hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None)
+    @hypothesis.settings(max_examples=5)
     @hypothesis.given(calls=CALLS, world=st.sampled_from((2, 3, 5)))
     def of(calls, world):
         run(world, _sequence, calls, protocol=protocol, max_bytes=32 << 20)

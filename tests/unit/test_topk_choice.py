@@ -56,8 +56,17 @@ def test_a_channel_says_which_lists_it_has_room_for(k):
 
 @pytest.mark.parametrize(("algo", "rows", "k"), [("push", 17, 2048), ("push", 65, 64), ("split", 17, 65)])
 def test_too_many_rows_to_push(algo, rows, k):
-    with pytest.raises(UsageError, match=rf"{rows} rows with k={k} are over .* or algo='radix'"):
+    with pytest.raises(UsageError, match=rf"{rows} rows with k={k} are over .*; pass algo='radix'$"):  # no init helps
         choose(LANES, algo, "all", rows, k, 8)
+
+
+@pytest.mark.parametrize("algo", ["auto", "push", "radix"])
+def test_a_remedy_is_what_init_takes(algo):
+    with pytest.raises(
+        UsageError, match=r"are over the 0 .*; pass topk=\(\d+, 8\) to init|pass algo='radix'$"
+    ) as caught:
+        choose({}, algo, "all", 100, 8, 2)
+    assert "topk=(100" not in str(caught.value)
 
 
 @pytest.mark.parametrize("algo", ["auto", "push", "radix"])
