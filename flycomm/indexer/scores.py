@@ -81,7 +81,7 @@ class IndexScores:
                 f"token_stride={self.token_stride} is not a multiple of {_ALIGNMENT} bytes, or scale_offset="
                 f"{self.scale_offset} of 4; keep keys and scales of a page in planes of their own"
             )
-        key_bytes, scaled = FORMATS[format].key_bytes, FORMATS[format].scale != "none"
+        key_bytes, scaled = FORMATS[format].key_bytes, kernel.scales(indexer.kind, format) != "none"
         if self.token_stride < key_bytes:
             raise UsageError(
                 f"token_stride={self.token_stride} is under the {key_bytes} bytes of a key; pass at least that"

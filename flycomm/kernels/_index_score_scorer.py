@@ -70,6 +70,12 @@ def query_dtype(cache: str) -> str:
     return "bfloat16" if isinstance(element, str) else element.torch_name
 
 
+def scales(kind: str, cache: str) -> str:
+    """What has a scale in such a cache: "none", a "token", or a "group" of a token's elements."""
+    found = FORMATS[cache].scale
+    return "none" if found == "token" and kind != "dsa" else found
+
+
 def best_threads(scorer: Scorer) -> int:
     """Of a block on a GPU, with one for each multiprocessor: as many as have registers for what is loaded ahead."""
     if scorer.math == "fp8":

@@ -47,6 +47,7 @@ from flycomm.kernels._index_score_scorer import (
     check_threads,
     most_rows,
     query_dtype,
+    scales,
     sums_fp8,
 )
 from flycomm.kernels._index_score_task import MAX_REQUESTS, Task, store
@@ -68,6 +69,7 @@ __all__ = [
     "each_share",
     "most_rows",
     "query_dtype",
+    "scales",
     "specialization",
     "sums_fp8",
     "task_of",

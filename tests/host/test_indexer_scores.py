@@ -31,6 +31,7 @@ def _made(comm, case, format, **options):
 CASES = [
     (DSA_CASE, "e4m3fn"),
     (BLOCK_CASE, "bf16"),
+    (BLOCK_CASE, "e4m3fn"),
     pytest.param(replace(DSA_CASE, world=3, granule=1, cache="sharded", mode="shard"), "bf16", marks=pytest.mark.full),
     pytest.param(replace(DSA_CASE, heads=32, granule=128, cache="sharded"), "e4m3fnuz", marks=pytest.mark.full),
     pytest.param(replace(DSA_CASE, world=4, heads=64, mode="owner"), "e2m1", marks=pytest.mark.full),

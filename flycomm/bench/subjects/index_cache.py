@@ -12,7 +12,7 @@ import torch
 from flycomm.bench.problem import Case
 from flycomm.errors import UsageError
 from flycomm.indexer import BLOCK_MAX, DSA, Indexer
-from flycomm.kernels.index_scores import query_dtype
+from flycomm.kernels.index_scores import query_dtype, scales
 from flycomm.primitives.index_score_keys import FORMATS as KEYS
 from flycomm.primitives.index_score_keys import WIDTH
 
@@ -66,8 +66,7 @@ class Shape:
     @property
     def scales(self) -> str:
         """What has a scale, behind the keys of its page: "none", a "token", or a "group" of its elements."""
-        found = KEYS[self.format].scale
-        return "none" if found == "token" and self.indexer.kind != "dsa" else found
+        return scales(self.indexer.kind, self.format)
 
     @property
     def scale(self) -> float:
