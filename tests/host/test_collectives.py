@@ -130,6 +130,21 @@ def test_outputs_in_place_strided_and_misaligned(protocol):
     run(3, body, protocol=protocol)
 
 
+def test_what_torch_negates_or_conjugates_when_it_reads():
+    def body(comm):
+        numbers = torch.arange(8, dtype=torch.float32, device=comm.device) + comm.rank
+        negated = torch._neg_view(numbers)
+        assert torch.equal(comm.all_reduce(negated), -(2 * torch.arange(8.0) + 1).to(comm.device))
+        conjugated = torch.complex(numbers, numbers + 1).conj()
+        gathered = comm.all_gather_into_tensor(conjugated).view(2, 8)
+        assert torch.equal(gathered[comm.rank], conjugated)
+        assert torch.equal(gathered.imag, -(gathered.real + 1))
+        assert torch.equal(comm.all_reduce_(negated), negated)
+        assert torch.equal(numbers, (2 * torch.arange(8.0) + 1).to(comm.device)), "written through the view"
+
+    run(2, body)
+
+
 def test_what_cannot_be_done_is_one_sentence():
     def body(comm):
         x = torch.zeros(6, 4, device=comm.device)
