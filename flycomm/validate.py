@@ -100,7 +100,7 @@ def sized(shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], in
 
 
 def usable(x: torch.Tensor) -> bool:
-    """Whether a kernel may go by the address. What torch conjugates or negates only as it reads is not in memory yet."""
+    """Whether a kernel may go by the address: what torch negates or conjugates as it reads is not in memory yet."""
     return x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0 and not x.is_neg() and not x.is_conj()
 
 
